@@ -141,7 +141,7 @@ def live(case: Case) -> Iterator[tuple[float, float, int]]:
         passes += 1
         return case.loss(model)
 
-    plan = mu.plan_between(case.make, 1, 2, loss=case.proof or case.loss)
+    plan = mu.plans.plan_between(case.make, 1, 2, loss=case.proof or case.loss)
     exempt = exempt_of(case.base, plan, "base")
     for rise in RISES:
         passes = 0

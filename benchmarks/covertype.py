@@ -103,7 +103,7 @@ def measure(chosen: argparse.Namespace) -> Outcome:
     torch.manual_seed(0)
     data = load()
     model = make(BASE)
-    reference = mu.plan_between(make, BASE, BASE)
+    reference = mu.plans.plan_between(make, BASE, BASE)
     groups = mu.param_groups(model, reference, torch.optim.AdamW, lr=RATE)
     base = mu.Run(model, torch.optim.AdamW(groups))
     before = train(base, data, range(BEFORE))

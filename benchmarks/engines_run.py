@@ -119,7 +119,7 @@ def change(run: Path, out: Path, plan: mu.Plan, control: str) -> None:
 
 def run_stage(stage: int, folder: Path) -> Curves:
     """All jobs of one stage of ZeRO, on this rank."""
-    plan, narrow, wide = mu.plan_between(make, WIDTH, K * WIDTH), folder / "narrow", folder / "wide"
+    plan, narrow, wide = mu.plans.plan_between(make, WIDTH, K * WIDTH), folder / "narrow", folder / "wide"
     torch.manual_seed(0)
     model = make(WIDTH)
     engine = engine_of(model, own_groups(model), stage)
@@ -200,7 +200,7 @@ def run_trainer(folder: Path) -> Curves:
     curves = {"base": trained(transformers.Trainer, base, universal=False)}
     saved = folder / "trainer" / f"checkpoint-{STOP}"
     convert(saved)
-    command = ["-m", "mupscale", "widen", str(saved), str(folder / "wide"), "-k", str(K), "--quiet"]
+    command = ["-m", "mupscale", "grow", str(saved), str(folder / "wide"), "-k", str(K), "--quiet"]
     subprocess.run([sys.executable, *command], check=True, capture_output=True)
     plan = mu.Plan.from_json(json.dumps(json.loads((folder / "wide" / "mupscale.json").read_text())["plan"]))
     change(folder / "wide", folder / "fresh", plan, "fresh")

@@ -69,7 +69,7 @@ def measure_pair(setup_name: str, case_name: str, steps: int, stock: bool = Fals
     setup, case = SETUPS[setup_name], CASES[case_name]
     with nullcontext() if stock else precise_muon():
         base = warm_base(setup, case)
-        wide = mu.widen(base, lambda: case.make(case.wide), plan=case.plan)
+        wide = mu.grow(base, lambda: case.make(case.wide), plan=case.plan)
         return compare(setup, case, base, [wide], steps)[0]
 
 
@@ -81,7 +81,7 @@ def measure_controls(setup_name: str) -> list[Control]:
         base = warm_base(setup, case)
         rules = wrong_for(base.optimizers[0], RULES[name])
         wides = [
-            mu.widen(base, lambda: case.make(case.wide), plan=case.plan, rules={**RULES, name: rule})
+            mu.grow(base, lambda: case.make(case.wide), plan=case.plan, rules={**RULES, name: rule})
             for rule in rules.values()
         ]
         pairs = compare(setup, case, base, wides, CONTROL_STEPS)

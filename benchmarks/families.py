@@ -30,7 +30,7 @@ from mupscale.families.plan import family_plan
 from mupscale.families.prove import prove
 from mupscale.families.record import FamilyPlan
 from mupscale.models.float64 import cast_, lifted_casts
-from mupscale.training.grow.widen import widen
+from mupscale.training.grow.grow import grow
 
 BOUND = 1e-10
 TYPES = 33
@@ -47,7 +47,7 @@ def live_and_reloaded(family: FamilyPlan) -> tuple[float, float]:
     cls = model_class(base_config, family.architecture)
     with lifted_casts(), torch.no_grad():
         base = cast_(factory(cls)(base_config), torch.float64)
-        wide = widen(base, lambda: factory(cls)(wide_config), plan=family.plan).model
+        wide = grow(base, lambda: factory(cls)(wide_config), plan=family.plan).model
         loss = loss_for(base, wide, batch_for(base, base_config))
         value = float(loss(base))
         forward = abs(float(loss(wide)) - value) / abs(value)

@@ -150,7 +150,7 @@ class Walk:
         job = changed(page, r"init_process_group\(.*# under torchrun: (.*)", r"\1")
         self.program("sharded", "sharded", changed(job, r"(?=dist\.destroy_process_group)", TRAINS), RANKS)
         noisy = changed(
-            page, r"(?<=load_wide\(base, )(.*), plan=plan\)", r"\1, plan=plan, noise=mu.MupNoise(0.3))"
+            page, r"(?<=load_grown_\(base, )(.*), plan=plan\)", r"\1, plan=plan, noise=mu.MupNoise(0.3))"
         )
         (room / "noisy.py").write_text(noisy, encoding="utf-8")
         done = self.shell.run("control", ["python", "noisy.py"], "sharded")

@@ -137,10 +137,10 @@ class Inputs:
         self.states = dict(_tensors_of(folder, tree))
         self.sentinel = folder / "executed"
         self.kinds = {
-            "header": Kind(self.header, self.widen),
-            "index": Kind(self.index, self.widen),
-            "config": Kind(self.config, self.widen),
-            "links": Kind(self.links, self.widen),
+            "header": Kind(self.header, self.grow),
+            "index": Kind(self.index, self.grow),
+            "config": Kind(self.config, self.grow),
+            "links": Kind(self.links, self.grow),
             ".metadata": Kind(self.metadata, self.read_dcp),
             "chunks": Kind(self.chunk, self.read_dcp),
             "optimizer.pt": Kind(self.state, self.read_state),
@@ -262,7 +262,7 @@ class Inputs:
 
     # How it is read
 
-    def widen(self, path: Path) -> str:
+    def grow(self, path: Path) -> str:
         directory = read_directory(path)
         files, moves, index = weight_moves(PLAN, directory)
         texts = [Text(CONFIG, "{}"), *([Text(INDEX, index)] if index is not None else [])]

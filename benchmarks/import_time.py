@@ -1,6 +1,6 @@
 """`import mupscale` loads no torch; with its first use it takes at most 1.15 times as long as `import torch`.
 
-Fresh processes, each of which imports torch, then `mupscale` and what a first growth uses (Run, widen, upscale, verify)
+Fresh processes, each of which imports torch, then `mupscale` and what a first growth uses (Run, grow, upscale, verify)
 with every extra's package blocked as if it were not installed, then an extra that is there, which is the control.
 Ratios are taken within a process, since one process can take twice as long as the next on a shared machine; their
 median is printed. Times are the processor's. The package is compiled first, as pip does when it installs it.
@@ -61,7 +61,7 @@ def seconds(control: str, environment: Mapping[str, str]) -> tuple[float, float,
 import sys; from time import process_time
 start = process_time(); import torch; first = process_time()
 sys.modules.update(dict.fromkeys({PACKAGES!r})); import mupscale as mu
-mu.Run, mu.widen, mu.upscale, mu.verify; second = process_time()
+mu.Run, mu.grow, mu.upscale, mu.verify; second = process_time()
 for name in {PACKAGES!r}: sys.modules.pop(name)
 import {control}; print(first - start, second - start, process_time() - start)
 """
@@ -75,7 +75,7 @@ def loaded() -> list[str]:
     code = f"""
 import sys, mupscale as mu
 early = [p for p in ("torch", "numpy") if p in sys.modules]
-mu.Run, mu.widen, mu.upscale, mu.verify
+mu.Run, mu.grow, mu.upscale, mu.verify
 print(*early, *(p for p in {PACKAGES!r} if p in sys.modules))
 """
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

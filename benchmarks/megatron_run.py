@@ -14,7 +14,7 @@ torch.distributed.checkpoint under explicit names (format `fsdp_dtensor`).
 
 Needs an environment of its own: `pip install torch==2.13.0 numpy psutil packaging safetensors`, then
 `pip install --no-deps megatron-core==0.16.1`; with `--fsdp` also einops. Prints a row for every job and, last, `weights=N plain=A tied=B distributed=C tensor=D
-control=E`, with `--fsdp` `weights=N fsdp=A control=B`: how many wide weights are not bit for bit those of `mu.widen`, the largest relative difference of a loss from the base's by case, and the
+control=E`, with `--fsdp` `weights=N fsdp=A control=B`: how many wide weights are not bit for bit those of `mu.grow`, the largest relative difference of a loss from the base's by case, and the
 smallest of the controls' largest differences. The exit code is 1 when N is not 0, a case is above 1e-5 or the controls are below 1e-3.
 Without megatron-core it prints SKIPPED.
 """
@@ -403,8 +403,8 @@ def loaded(model: Any, folder: Path) -> nn.Module:
 
 
 def different(narrow: nn.Module, found: Mapping[str, Tensor], case: str, plan: mu.Plan) -> float:
-    """How many tensors of a wide job are not what `widen` makes of the narrow model."""
-    made = mu.widen(narrow, model_of(K * WIDTH, case), plan=plan).model
+    """How many tensors of a wide job are not what `grow` makes of the narrow model."""
+    made = mu.grow(narrow, model_of(K * WIDTH, case), plan=plan).model
     return float(sum(not torch.equal(found[name], tensor) for name, tensor in made.named_parameters()))
 
 

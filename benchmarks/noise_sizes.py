@@ -100,7 +100,7 @@ def moves(name: str, width: int, seed: int, steps: int) -> Moves:
     plan = family.plan(width, 2 * width)
     tensors = dict(base.model.named_parameters())
     noise = mu.diagnostics.resolve_noise(tensors, mu.MupNoise(SIGMA), plan=plan, seed=seed, since=base.since)
-    wide = mu.widen(base.model, lambda: family.make(2 * width), plan=plan, unproved=True).model
+    wide = mu.grow(base.model, lambda: family.make(2 * width), plan=plan, prove=False).model
     batch = family.batch(HELD_OUT)[0]
     right: dict[str, float] = {}
     wrong: dict[str, float] = {}

@@ -92,7 +92,7 @@ def error(make: Make, dtype: torch.dtype, rules: Mapping[str, OptimizerRule]) ->
     for _ in range(BEFORE):
         stepped(run)
     start: Tensor = run.model(x).detach()
-    wide = mu.widen(run, lambda: network(18).to(dtype), rules=rules)
+    wide = mu.grow(run, lambda: network(18).to(dtype), rules=rules)
     pairs = [(stepped(run), stepped(wide)) for _ in range(STEPS)]
     size = max(float(base.abs().max()) for base, _ in pairs)
     worst = largest(float((grown - base).abs().max()) for base, grown in pairs) / size
@@ -199,12 +199,12 @@ def quantised(name: str) -> tuple[float, float] | None:
 
     for _ in range(BEFORE):
         stepped(base)
-    wide = mu.widen(base, lambda: network(160), rules=WRITTEN_RULES)
+    wide = mu.grow(base, lambda: network(160), rules=WRITTEN_RULES)
     if "rounded" not in wide.provenance:
         return None
-    copy = mu.widen(model, lambda: network(160)).model
+    copy = mu.grow(model, lambda: network(160)).model
     assert wide.plan is not None
-    fresh = mu.Run(copy, mu.optimizer_for(copy, wide.plan, name, lr=3e-3, rules=WRITTEN_RULES))
+    fresh = mu.Run(copy, mu.trainers.optimizer_for(copy, wide.plan, name, lr=3e-3, rules=WRITTEN_RULES))
     losses = [(stepped(base), stepped(wide), stepped(fresh)) for _ in range(20)]
     carried, anew = (largest(abs(of[i] / of[0] - 1) for of in losses) for i in (1, 2))
     return carried, anew

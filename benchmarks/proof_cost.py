@@ -1,8 +1,8 @@
 """The proof of a large model costs less than four of its training steps, and no copy in float64.
 
-GPT-2 is grown from width 384 to 768, 124 M parameters in float32, by a plan that is given. `mu.widen` with `loss=`
-measures the gradient identity on the models themselves before it returns; without a proof (`unproved=True`) it only
-widens. The difference, in CPU seconds, is divided by those of one training step of the wide model (forward, backward,
+GPT-2 is grown from width 384 to 768, 124 M parameters in float32, by a plan that is given. `mu.grow` with `loss=`
+measures the gradient identity on the models themselves before it returns; without a proof (`prove=False`) it only
+grows. The difference, in CPU seconds, is divided by those of one training step of the wide model (forward, backward,
 AdamW) on the same batch.
 
 The control multiplies one tensor's s by 1.01, which the proof must refuse.
@@ -42,15 +42,15 @@ def measure(chosen: argparse.Namespace) -> Outcome:
 
     base, plan, copies = GPT2(BASE), declared_plan(BASE, WIDE), _count_copies()
     started = time.process_time()
-    mu.widen(base, lambda: GPT2(WIDE), plan=plan, unproved=True)
+    mu.grow(base, lambda: GPT2(WIDE), plan=plan, prove=False)
     plain = time.process_time() - started
     started = time.process_time()
-    wide = mu.widen(base, lambda: GPT2(WIDE), plan=plan, loss=loss)
+    wide = mu.grow(base, lambda: GPT2(WIDE), plan=plan, loss=loss)
     proof = time.process_time() - started - plain
     print(wide.provenance["proof"])
     step = _step_seconds(wide.model, loss)
     try:
-        mu.widen(base, lambda: GPT2(WIDE), plan=plan.fold("blocks.3.up.weight", "101/100"), loss=loss)
+        mu.grow(base, lambda: GPT2(WIDE), plan=plan.fold("blocks.3.up.weight", "101/100"), loss=loss)
         control = "accepted"
     except mu.MupscaleError as error:
         control = "refused"

@@ -39,7 +39,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def widened(base: Path, out: Path, k: int, *more: str) -> Path:
-    arguments = ["widen", str(base), str(out), "-k", str(k), "--workers", "1", "--quiet", *more]
+    arguments = ["grow", str(base), str(out), "-k", str(k), "--workers", "1", "--quiet", *more]
     if command(arguments):
         raise SystemExit(f"mupscale {' '.join(arguments)} failed")
     return out
@@ -189,14 +189,14 @@ def resnet(depth: int, tests: int) -> tuple[float, float, float, float]:
     def loss(model: nn.Module) -> Tensor:
         return F.cross_entropy(model(x), y)
 
-    plan = mu.plan_between(lambda k: ResNet(blocks, k), 1, 2, loss=loss)
+    plan = mu.plans.plan_between(lambda k: ResNet(blocks, k), 1, 2, loss=loss)
     test = images("test", tests)
     accuracies = [
-        accuracy(model, *test) for model in (base, mu.widen(base, lambda: ResNet(blocks, 2), plan=plan).model)
+        accuracy(model, *test) for model in (base, mu.grow(base, lambda: ResNet(blocks, 2), plan=plan).model)
     ]
     run = mu.Run(base.double().train(), _sgd(base))
-    wide = mu.widen(run, lambda: ResNet(blocks, 2), plan=plan)
-    naive = mu.widen(run.model, lambda: ResNet(blocks, 2), plan=plan).model
+    wide = mu.grow(run, lambda: ResNet(blocks, 2), plan=plan)
+    naive = mu.grow(run.model, lambda: ResNet(blocks, 2), plan=plan).model
     naive_run = mu.Run(naive, _sgd(naive))
     batches = images("train", 20 * 16)
     worst = control = 0.0

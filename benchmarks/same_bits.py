@@ -152,7 +152,7 @@ def cases() -> dict[str, Callable[[bool], str]]:
 
     def weights(case: Case, nudge: bool, dtype: torch.dtype = torch.float32) -> str:
         run = base_run(case, None, dtype, nudge)
-        return digest(tensors(mu.widen(run, lambda: case.make(case.wide), plan=case.plan)))
+        return digest(tensors(mu.grow(run, lambda: case.make(case.wide), plan=case.plan)))
 
     for name, case in CASES.items():
         found[f"weights {name}"] = partial(weights, case)
@@ -163,7 +163,7 @@ def cases() -> dict[str, Callable[[bool], str]]:
         def grown(nudge: bool, setup: Setup = setup, case: Case = case) -> str:
             return digest(
                 state(
-                    mu.widen(base_run(case, setup, nudge=nudge), lambda: case.make(case.wide), plan=case.plan)
+                    mu.grow(base_run(case, setup, nudge=nudge), lambda: case.make(case.wide), plan=case.plan)
                 )
             )
 
@@ -182,14 +182,14 @@ def cases() -> dict[str, Callable[[bool], str]]:
     def twice(nudge: bool) -> str:
         middle, last = (12, 16, 8), (24, 16, 24)
         run = base_run(CASES["MLP"], SETUPS["AdamW"], nudge=nudge)
-        once = mu.upscale(run, lambda: CASES["MLP"].make(middle), mu.MupNoise(0.1), unproved=True)
-        again = mu.upscale(once, lambda: CASES["MLP"].make(last), mu.MupNoise(0.1), unproved=True)
+        once = mu.upscale(run, lambda: CASES["MLP"].make(middle), mu.MupNoise(0.1), prove=False)
+        again = mu.upscale(once, lambda: CASES["MLP"].make(last), mu.MupNoise(0.1), prove=False)
         return digest(iter([*tensors(again), *state(again)]))
 
     def back(nudge: bool) -> str:
         case = CASES["Llama+p"]
         run = base_run(case, SETUPS["AdamW"], nudge=nudge)
-        wide = mu.widen(run, lambda: case.make(case.wide), plan=case.plan)
+        wide = mu.grow(run, lambda: case.make(case.wide), plan=case.plan)
         narrow = mu.narrow(wide, lambda: case.make(case.base))
         return digest(iter([*tensors(narrow), *state(narrow)]))
 
@@ -197,7 +197,7 @@ def cases() -> dict[str, Callable[[bool], str]]:
         case = CASES["GPT-2"]
         run = base_run(case, SETUPS["AdamW"], nudge=nudge)
         names = [name for name, _ in run.model.named_parameters()]
-        wide = mu.widen_optimizer_state_dict(
+        wide = mu.trainers.grow_optimizer_state_dict(
             run.optimizers[0].state_dict(), case.plan, optim.AdamW, names=names
         )
         pairs = [
@@ -205,7 +205,7 @@ def cases() -> dict[str, Callable[[bool], str]]:
             for position, s in wide["state"].items()
             for key, value in sorted(s.items())
         ]
-        return digest(iter([*mu.widen_state_dict(run.model.state_dict(), case.plan).items(), *pairs]))
+        return digest(iter([*mu.trainers.grow_state_dict(run.model.state_dict(), case.plan).items(), *pairs]))
 
     def average(nudge: bool) -> str:
         case = CASES["ResNet"]

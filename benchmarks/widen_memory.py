@@ -2,13 +2,13 @@
 
 GPT-2 small (124 M parameters, float32) with AdamW state is doubled in width: 1.5 GB become 5.0 GB.
 
-time_ratio   `mu.widen`, construction of the wide model included, over `torch.empty` + `copy_` of all
+time_ratio   `mu.grow`, construction of the wide model included, over `torch.empty` + `copy_` of all
              tensors it returned (weights and state) into new memory, same threads, same process. The two
              take turns and the median of the ratios of neighbours counts, because the speed of a shared
              machine drifts. What was made is freed and given back to the system before each, so that
              both write to new pages. The plan is made beforehand and timed apart.
 rss_ratio    the peak resident memory of a fresh process (VmHWM) that makes the base and its state, plans
-             and widens, interpreter and libraries included (about 0.3 GB), over the bytes of weights and
+             and grows, interpreter and libraries included (about 0.3 GB), over the bytes of weights and
              state of base and wide.
 
 What limits the time is the first touch of new memory: the kernel writes warm memory more than twice as
@@ -96,18 +96,18 @@ def seconds(work: Callable[[], object]) -> float:
 
 def measure_time(run: mu.Run, plan: mu.Plan) -> tuple[list[float], list[float]]:
     """Seconds of every widening and of every copy of what it makes, in turn."""
-    sources = tensors_of(mu.widen(run, make_wide, plan=plan, unproved=True))
+    sources = tensors_of(mu.grow(run, make_wide, plan=plan, prove=False))
     widened, copied = [], []
     for _ in range(REPEATS):
-        widened.append(seconds(lambda: mu.widen(run, make_wide, plan=plan, unproved=True)))
+        widened.append(seconds(lambda: mu.grow(run, make_wide, plan=plan, prove=False)))
         copied.append(seconds(lambda: [torch.empty_like(source).copy_(source) for source in sources]))
     return widened, copied
 
 
 def print_peak() -> None:
-    """Widen once; print this process's peak memory, the bytes it had to keep, and the error of the logits."""
+    """Grow once; print this process's peak memory, the bytes it had to keep, and the error of the logits."""
     run = make_run()
-    wide = mu.widen(run, make_wide, plan=declared_plan(BASE, WIDE), unproved=True)
+    wide = mu.grow(run, make_wide, plan=declared_plan(BASE, WIDE), prove=False)
     peak = peak_mib() * 2**20
     text = torch.randint(VOCABULARY, (1, 16))
     with torch.no_grad():
@@ -138,7 +138,7 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     rss_ratio = peak / kept
     made = kept - bytes_of(run)
     print(f"base {bytes_of(run) / 1e9:.2f} GB, wide {made / 1e9:.2f} GB, {torch.get_num_threads()} threads")
-    for name, seconds in (("widen", widened), ("copy", copied)):
+    for name, seconds in (("grow", widened), ("copy", copied)):
         every = " ".join(f"{s:.2f}" for s in seconds)
         print(f"{name:6} best {min(seconds):.2f} s = {made / min(seconds) / 1e9:.2f} GB/s   all: {every}")
     print(f"plan   {planned:.2f} s with torch's first use of the meta device, not part of the ratio")
@@ -154,6 +154,6 @@ def measure(arguments: argparse.Namespace) -> Outcome:
 
 
 if __name__ == "__main__":
-    peak = option("--peak", action="store_true", help="widen once and print what it took, in bytes")
+    peak = option("--peak", action="store_true", help="grow once and print what it took, in bytes")
     threads = option("--threads", type=int, default=torch.get_num_threads(), help="for both sides")
     sys.exit(run(measure, peak, threads, doc=__doc__))

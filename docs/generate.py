@@ -74,7 +74,7 @@ of the same optimizer written from its published description.{earlier}
 - Other names of the Trainer's `optim=` are refused. A test walks the menu of the installed transformers, so that no name is
   neither supported nor refused.
 - The 8-bit and 4-bit classes of bitsandbytes and torchao have the rows of their 32-bit ones. Tensors of 4096 entries or more have
-  quantised state: a block of neighbouring entries (256 in 8 bits, 128 in 4 bits) shares a scale. `widen` and `upscale` keep the
+  quantised state: a block of neighbouring entries (256 in 8 bits, 128 in 4 bits) shares a scale. `grow` and `upscale` keep the
   codes where a wide block reads one scale, as it does if rows are whole blocks. They round other blocks again, by up to 0.7 %
   of the largest entry in 8 bits, and warn. Later steps round in blocks that hold other entries than those of the base, so losses
   follow the base up to that rounding and not exactly: to between 2e-4 and 1e-2 over 20 steps, where fresh state is off by 0.09 to
@@ -147,7 +147,7 @@ model, x = make(8), torch.randn(16, 3)
 run = mu.Run(model, SignMomentum(model.parameters(), weight_decay=0.1))
 model(x).square().mean().backward()
 run.optimizer.step()
-wide = mu.widen(run, lambda: make(16))
+wide = mu.grow(run, lambda: make(16))
 assert torch.allclose(wide.model(x), model(x), atol=1e-6)
 ```
 

@@ -27,7 +27,7 @@ def make(width: int) -> nn.Module:
 
 def with_mup(width: int, seed: int) -> mu.Run:
     torch.manual_seed(seed)
-    plan = mu.plan_between(make, REFERENCE, width)
+    plan = mu.plans.plan_between(make, REFERENCE, width)
     model = make(width)
     mu.init_(model, plan, std=make(REFERENCE), seed=seed)
     optimizer = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=RATE, eps=1e-6))

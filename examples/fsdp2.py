@@ -57,7 +57,7 @@ def train(run: mu.Run, steps: range) -> list[float]:
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)  # every rank measures the same sizes at the reference
-itself, plan = mu.plan_between(make, 32, 32), mu.plan_between(make, 32, 96)
+itself, plan = mu.plans.plan_between(make, 32, 32), mu.plans.plan_between(make, 32, 96)
 base = sharded(32, itself)
 base.model.to_empty(device="cpu")
 mu.init_(base.model, itself, std=make(32), seed=0)
@@ -67,8 +67,8 @@ dist.broadcast_object_list(folder)
 model, state = get_state_dict(base.model, list(base.optimizers))
 dcp.save({"model": model, "optim": state}, checkpoint_id=folder[0])
 
-wide = mu.load_wide(folder[0], sharded(96, plan), plan=plan)
-noisy = mu.load_wide(folder[0], sharded(96, plan), plan=plan, noise=mu.SignalNoise(0.05), seed=0)
+wide = mu.load_grown_(folder[0], sharded(96, plan), plan=plan)
+noisy = mu.load_grown_(folder[0], sharded(96, plan), plan=plan, noise=mu.SignalNoise(0.05), seed=0)
 curves = [train(run, range(30, 45)) for run in (base, wide, noisy)]
 if dist.get_rank() == 0:
     print("step      base   width 96   width 96 with noise")

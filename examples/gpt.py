@@ -58,14 +58,14 @@ def train_step(run: mu.Run, step: int) -> float:
     return float(loss.detach())
 
 
-plan = mu.plan_between(GPT, 32, 64, loss=loss_at)
+plan = mu.plans.plan_between(GPT, 32, 64, loss=loss_at)
 print(plan.explain("blocks.0.qkv.weight"), "\n")
 base = mu.Run(model := GPT(32), torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1))
 for step in range(GROW):
     train_step(base, step)
-wide = mu.widen(base, lambda: GPT(64), plan=plan)
+wide = mu.grow(base, lambda: GPT(64), plan=plan)
 noisy = mu.upscale(base, lambda: GPT(64), mu.SignalNoise(0.05), plan=plan, seed=0)
-control = mu.widen(base, lambda: GPT(64), plan=plan).model
+control = mu.grow(base, lambda: GPT(64), plan=plan).model
 narrow = model.blocks[0].qkv.weight.detach()
 control.blocks[0].qkv.weight.data = narrow.repeat_interleave(2, 0).repeat_interleave(2, 1) / 2
 identity = mu.plans.gradient_identity

@@ -2,7 +2,7 @@
 
     python examples/huggingface_trainer.py
 
-`mupscale widen` takes the directory that the Trainer left at step 10: weights, optimizer state, schedule. One callback
+`mupscale grow` takes the directory that the Trainer left at step 10: weights, optimizer state, schedule. One callback
 is all that the wide run needs to continue with the base's losses. The control is the same run without the callback.
 """
 
@@ -59,7 +59,7 @@ with tempfile.TemporaryDirectory() as name:
     room = Path(name)
     checkpoint, wide = room / "base" / f"checkpoint-{STOP}", room / "wide"
     base = train(llama(1), room / "base")
-    subprocess.run(["mupscale", "widen", checkpoint, wide, "-k", "2", "--quiet"], check=True)
+    subprocess.run(["mupscale", "grow", checkpoint, wide, "-k", "2", "--quiet"], check=True)
     grown = train(llama(2), room / "grown", wide, mu.trainers.HuggingFaceCallback(wide))
     control = train(llama(2), room / "control", wide)
 

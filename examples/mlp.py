@@ -49,9 +49,9 @@ certificate = mu.verify(base, lambda: make(64), step=train_step)
 print(certificate)
 certificate.raise_if_broken()
 
-wide = mu.widen(base, lambda: make(64))
+wide = mu.grow(base, lambda: make(64))
 noisy = mu.upscale(base, lambda: make(64), mu.SignalNoise(0.05), seed=0)
-control = mu.widen(base, lambda: make(64))
+control = mu.grow(base, lambda: make(64))
 for group in control.optimizer.param_groups:
     group.update(settings)
 

@@ -59,7 +59,7 @@ base = mu.Run(model, torch.optim.AdamW(model.parameters(), lr=recipe.base_lr))
 train(base, STEPS, lambda step, loss: None)
 losses: dict[str, list[float]] = {"recipe": [], "control": []}
 grown = mu.upscale(base, lambda: build(K * LARGE), recipe=recipe)
-plain = mu.widen(base, lambda: build(K * LARGE))
+plain = mu.grow(base, lambda: build(K * LARGE))
 for name, run in (("recipe", grown), ("control", plain)):
     train(run, 2 * STEPS, lambda step, loss, kept=losses[name]: kept.append(float(loss)))
 last = {name: sum(curve[-30:]) / 30 for name, curve in losses.items()}

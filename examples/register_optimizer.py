@@ -56,7 +56,7 @@ base = mu.Run(model := make(16), lion(model.parameters()))
 train(base, 30)
 
 try:
-    mu.widen(base, lambda: make(64))
+    mu.grow(base, lambda: make(64))
 except mu.MupscaleError as error:
     print(f"without a row: {error}\n")
 
@@ -73,7 +73,7 @@ else:
 # The right row, proved; then a run that continues.
 mu.rules.register_optimizer(Lion, mu.rules.OptimizerRule(lr=mu.rules.W, **row))
 print(f"the right row: off by {mu.rules.check_optimizer(lion):.1e} after 12 steps")
-wide = mu.widen(base, lambda: make(64))
+wide = mu.grow(base, lambda: make(64))
 gap = max(abs(a - b) / a for a, b in zip(train(base, 50), train(wide, 50), strict=True))
 print(f"width 16 and 64 over the next 50 steps: losses differ by {gap:.1e} at most")
 assert gap < 1e-9

@@ -1,7 +1,7 @@
 """Jobs of accelerate and of Lightning, sharded by FSDP2 over two ranks on CPUs: a base, wide ones from its checkpoint, controls.
 
 A small perceptron is trained with AdamW, decay and clipping by a norm: by accelerate (`fsdp_version=2`) and by Lightning
-(`ModelParallelStrategy`). From the checkpoint in the middle, jobs of twice the width start through `load_wide`, without
+(`ModelParallelStrategy`). From the checkpoint in the middle, jobs of twice the width start through `load_grown_`, without
 noise. In Lightning one of them clips in the engine's own hook and one with `mu.clip_`. The controls start in the same way and
 then go on with the engine's own groups and norm, or without clipping. One rank of all jobs of an engine:
 
@@ -50,7 +50,7 @@ def shard_(model: nn.Module, **given: Any) -> None:
 
 
 def plan_of_pair() -> mu.Plan:
-    return mu.plan_between(make, WIDTH, K * WIDTH)
+    return mu.plans.plan_between(make, WIDTH, K * WIDTH)
 
 
 def adamw(model: nn.Module, plan: mu.Plan | None = None) -> torch.optim.AdamW:
@@ -118,7 +118,7 @@ class AccelerateJobs:
 
     def go_on(self, model: Any, optimizer: Any) -> list[float]:
         """Load the optimizer state with the weights, and train to the end in units."""
-        mu.load_wide(self.checkpoint, mu.Run(model, optimizer.optimizer), plan=self.plan)
+        mu.load_grown_(self.checkpoint, mu.Run(model, optimizer.optimizer), plan=self.plan)
         mu.clip_(optimizer.optimizer, self.plan, model=model, max_norm=CLIP)
         return self.train(model, optimizer, range(STOP, END), own_norm=False)
 
@@ -144,14 +144,14 @@ class AccelerateJobs:
     def sharded_first(self) -> list[float]:
         model = make_wide_on_meta()
         shard_(model)
-        mu.load_wide(self.checkpoint, model, plan=self.plan)
+        mu.load_grown_(self.checkpoint, model, plan=self.plan)
         return self.go_on(*self.prepare(model, adamw(model, self.plan), "no_wrap"))
 
     def plain(self) -> list[float]:
         broad = make(K * WIDTH)
         model, optimizer = self.prepare(broad, adamw(broad))
         units = mu.step_in_units_(optimizer.optimizer, self.plan, model=model)
-        mu.load_wide(self.checkpoint, mu.Run(model, optimizer.optimizer), plan=self.plan)
+        mu.load_grown_(self.checkpoint, mu.Run(model, optimizer.optimizer), plan=self.plan)
         units.remove()
         return self.train(model, optimizer, range(STOP, END), own_norm=True)
 
@@ -208,7 +208,7 @@ def run_lightning(folder: Path) -> Curves:
             return adamw(self.model, plan)
 
         def on_train_start(self) -> None:
-            mu.load_wide(path, mu.Run(self, self.inner_optimizer()), plan=inner)
+            mu.load_grown_(path, mu.Run(self, self.inner_optimizer()), plan=inner)
 
         def inner_optimizer(self) -> Any:
             optimizer: Any = self.optimizers()

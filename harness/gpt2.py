@@ -51,7 +51,7 @@ class GPT2(nn.Module):
 
 def declared_plan(base: int, wide: int, layers: int = LAYERS, vocabulary: int = VOCABULARY) -> mu.Plan:
     """The plan from shapes and declarations alone: two models on the meta device and no loss."""
-    return mu.plan_between(
+    return mu.plans.plan_between(
         lambda width: GPT2(width, layers, vocabulary),
         base,
         wide,

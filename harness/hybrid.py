@@ -79,7 +79,7 @@ def continued(
 ) -> tuple[float, float]:
     """The largest relative difference of losses after growth, and how far the base's loss fell."""
     run = begun(base, loss_of)
-    grown = mu.widen(run, lambda: GPT2(wide), loss=lambda model: loss_of(model, 0), rules={NAME: row})
+    grown = mu.grow(run, lambda: GPT2(wide), loss=lambda model: loss_of(model, 0), rules={NAME: row})
     wanted, found = (train(of, loss_of, range(GROWN_AT, STEPS)) for of in (run, grown))
     return max(abs(a - b) / a for a, b in zip(wanted, found, strict=True)), wanted[0] - wanted[-1]
 

@@ -1,4 +1,4 @@
-"""Six small models in two widths each: what the benchmarks and the tests widen.
+"""Six small models in two widths each: what the benchmarks and the tests grow.
 
 The models are ordinary PyTorch: nothing in them knows that it will be widened. `CASES` gives each a base
 and a wide size, the data it is trained on and its loss. Models and batches have torch's default dtype.
@@ -279,7 +279,7 @@ class Case:
     @cached_property
     def plan(self) -> mu.Plan:
         given: dict[str, Any] = {"loss": self.loss, "pad": self.pad, "roles": dict(self.roles)}
-        return mu.plan_between(self.make, self.base, self.wide, **given)
+        return mu.plans.plan_between(self.make, self.base, self.wide, **given)
 
 
 LLAMA, GPT = LlamaSizes(16, 2, 12), GPT2Sizes(12, 4, 10)

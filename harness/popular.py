@@ -36,7 +36,7 @@ from mupscale.families.record import Evidence, FamilyPlan
 from mupscale.models.float64 import cast_, lifted_casts
 from mupscale.proofs.identity import Loss
 from mupscale.runs.run import Run
-from mupscale.training.grow.widen import widen
+from mupscale.training.grow.grow import grow
 
 STORED = Path(__file__).parents[1] / "benchmarks" / "families_popular.jsonl"
 SECONDS, MEMORY = 60, 3 << 30
@@ -65,7 +65,7 @@ def stepped(family: FamilyPlan, steps: int = 2) -> float:
             other = cast_(factory(cls)(wide_config), torch.float64)
             loss = loss_for(base, other, batch)
         _steps(start, loss, 1)
-        wide = widen(start, lambda: factory(cls)(wide_config), plan=family.plan, loss=loss)
+        wide = grow(start, lambda: factory(cls)(wide_config), plan=family.plan, loss=loss)
         again = reloaded(wide.model, family)
         for loaded, built in zip(again.parameters(), wide.model.parameters(), strict=True):
             loaded.requires_grad = (

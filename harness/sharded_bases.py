@@ -68,11 +68,11 @@ def write_llama(folder: Path, goals: Iterable[str], **options: Any) -> mu.Run:
 
 
 def grown_here(run: mu.Run, name: str, goal: str, noise: str) -> mu.Run:
-    """What `widen` or `upscale` make of a base in one process."""
+    """What `grow` or `upscale` make of a base in one process."""
     model, kind = model_named(name), NOISES[noise][0]
     make, plan = functools.partial(model.wide, goal), model.plan(goal)
     if kind is None:
-        return mu.widen(run, make, plan=plan)
+        return mu.grow(run, make, plan=plan)
     return mu.upscale(run, make, kind, seed=SEED, plan=plan)
 
 

@@ -193,13 +193,13 @@ def base_run(model: Model, mesh: DeviceMesh, checkpoint: Path) -> mu.Run:
     """The base on the same ranks, with its optimizer state."""
     built = shard_(mu.plans.on_meta(model.base), mesh)
     plan = identity_plan(built)
-    return mu.load_wide(checkpoint, mu.Run(built, adamw(built, plan)), plan=plan)
+    return mu.load_grown_(checkpoint, mu.Run(built, adamw(built, plan)), plan=plan)
 
 
 def reloaded(path: Path, goal: str, mesh: DeviceMesh) -> mu.Run:
     """What a streamed job wrote, with its state, as it is."""
     run = wide_run(model_named("llama"), goal, mesh)
-    return mu.load_wide(path, run, plan=replace(family(goal), plan=identity_plan(run.model)))
+    return mu.load_grown_(path, run, plan=replace(family(goal), plan=identity_plan(run.model)))
 
 
 def save(run: mu.Run, path: Path, flat: bool) -> None:
@@ -226,7 +226,9 @@ def loaded(
     """The digest of a wide run that is loaded from a source, a folder below that of the launch or a live base."""
     place = folder() / source if isinstance(source, str) else source
     asked = NOISES[noise][0]
-    return digest(mu.load_wide(place, wide, plan=plan or model.plan(goal), noise=asked, seed=seed), gathered)
+    return digest(
+        mu.load_grown_(place, wide, plan=plan or model.plan(goal), noise=asked, seed=seed), gathered
+    )
 
 
 def digests() -> dict[str, str]:

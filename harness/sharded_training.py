@@ -111,7 +111,7 @@ def wide_run(source: Path | mu.Run, plan: mu.Plan, layout: str, kind: str, dtype
     with torch.device("meta"):
         model = Net(WIDE).to(dtype)
     shard(model, layout)
-    return mu.load_wide(source, mu.Run(model, optimizers(model, kind, plan)), plan=plan)
+    return mu.load_grown_(source, mu.Run(model, optimizers(model, kind, plan)), plan=plan)
 
 
 def save(run: mu.Run, folder: Path) -> Path:
@@ -182,7 +182,7 @@ def compare(
     steps: int = STEPS,
 ) -> Row:
     """Grow a base, through a checkpoint or live, and train on; `wrong` leaves units out of one place."""
-    plan = mu.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),))
+    plan = mu.plans.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),))
     with precise_muon():
         base = base_run(layout, kind, dtype)
         wide = wide_run(base if checkpoint is None else save(base, checkpoint), plan, layout, kind, dtype)
@@ -201,7 +201,7 @@ def collectives_per_clip() -> int:
     """How many collectives one clipping of the wide run takes, over all its tensors."""
     from torch.distributed.tensor.debug import CommDebugMode
 
-    plan = mu.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),))
+    plan = mu.plans.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),))
     counts: list[int] = []
     for layout in LAYOUTS[dist.get_world_size()]:
         run = mu.Run(shard(Net(WIDE), layout))

@@ -77,7 +77,7 @@ def compared(
 ) -> Outcome:
     """Run the jobs of each case on its number of ranks, print how far each is from the base, and hold all against the bounds.
 
-    A curve named "different" is a count of wide weights that are not those of `mu.widen`.
+    A curve named "different" is a count of wide weights that are not those of `mu.grow`.
     """
     worst: dict[str, float] = {}
     controls: list[float] = []
@@ -94,7 +94,7 @@ def compared(
                 worst[case] = gap
     failed = missed_bounds(worst, controls)
     if sum(weights):
-        failed.append(f"{sum(weights):.0f} wide weights are not those of mu.widen")
+        failed.append(f"{sum(weights):.0f} wide weights are not those of mu.grow")
     line = [f"weights={sum(weights):.0f}"] if weights else []
     line += [f"{case}={gap:.1e}" for case, gap in worst.items()]
     return Outcome(" ".join([*line, f"control={min(controls, default=0.0):.1e}"]), failed)

@@ -88,7 +88,7 @@ def plan_for(k: int, **changes: Any) -> mu.Plan:
         value: Tensor = module(input_ids=rows, labels=rows).loss
         return value
 
-    return mu.plan_between(LlamaForCausalLM, config(**changes), config(k, **changes), loss=loss)
+    return mu.plans.plan_between(LlamaForCausalLM, config(**changes), config(k, **changes), loss=loss)
 
 
 def arguments(folder: Path, **changes: Any) -> Any:
@@ -147,7 +147,7 @@ def _first(resume: Path | None) -> int:
     return int(torch.load(resume / "scheduler.pt", weights_only=True)["last_epoch"])
 
 
-def widen_directory(
+def grow_directory(
     base: Path,
     out: Path,
     plan: mu.Plan,
@@ -156,12 +156,12 @@ def widen_directory(
     workers: int = 1,
     optimizer: str | None = None,
 ) -> Path:
-    """What `mupscale widen` does to a Trainer's directory, without its self-test: state streamed, weights in memory."""
+    """What `mupscale grow` does to a Trainer's directory, without its self-test: state streamed, weights in memory."""
     file, moves = trainer_moves(base, plan, start, wide, optimizer=optimizer)
     about = {"format": FORMAT, "plan": plan.as_json(), "since_reference": plan.as_json()}
     carried = [name for name in CARRIED if (base / name).exists()]
     run_job(make_job(base, out, [file], moves, carried=carried, about=about, block_bytes=4096), workers)
-    wide.load_state_dict(mu.widen_state_dict(type(start).from_pretrained(base).state_dict(), plan))
+    wide.load_state_dict(mu.trainers.grow_state_dict(type(start).from_pretrained(base).state_dict(), plan))
     wide.save_pretrained(out)
     return out
 

@@ -151,4 +151,4 @@ def _plan(setting: Setting, narrow: int, wide: int) -> mu.Plan:
     # A plan from the reference may have a fraction of copies: it gives units, and nothing grows by it.
     grows = wide % narrow == 0 and not setting.shapes_tell
     prove = (lambda model: setting.loss(model, 0, 0)) if grows else None
-    return mu.plan_between(setting.build, narrow, wide, loss=prove, **declared)
+    return mu.plans.plan_between(setting.build, narrow, wide, loss=prove, **declared)

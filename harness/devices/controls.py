@@ -53,7 +53,7 @@ def _proofs_on_the_cpu() -> None:
 
 
 CONTROLS: dict[str, tuple[Callable[[], None], str]] = {
-    "cpu-in-proofs": (_proofs_on_the_cpu, "growth: widen with loss"),
+    "cpu-in-proofs": (_proofs_on_the_cpu, "growth: grow with loss"),
     "empty-in-diagnostic": (
         _ignoring_device("mupscale.training.check.symmetry", "empty"),
         "diagnostics: noise shares of a deeper model",

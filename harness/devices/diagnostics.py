@@ -101,14 +101,14 @@ def gradient_norms_and_clipping(device: Device) -> Any:
 
 @case
 def gradient_norm_without_gradients(device: Device) -> Any:
-    grown = mu.widen(trained(device).run.model, lambda: mlp(32))
+    grown = mu.grow(trained(device).run.model, lambda: mlp(32))
     return mu.diagnostics.grad_norm(grown.model, grown)
 
 
 @case
 def resolve_noise(device: Device) -> Any:
     weights = dict(trained(device).run.model.state_dict())
-    plan = mu.plan_between(mlp, 16, 32)
+    plan = mu.plans.plan_between(mlp, 16, 32)
     return str(mu.diagnostics.resolve_noise(weights, mu.SignalNoise(0.05), plan=plan).as_json())
 
 
@@ -118,7 +118,11 @@ def coordinate_check(device: Device) -> Any:
 
     def start(width: int, seed: int) -> mu.Run:
         torch.manual_seed(seed)
-        plan, model, reference = mu.plan_between(mlp, 16, width), mlp(width).to(device), mlp(16).to(device)
+        plan, model, reference = (
+            mu.plans.plan_between(mlp, 16, width),
+            mlp(width).to(device),
+            mlp(16).to(device),
+        )
         mu.init_(model, plan, std=reference, seed=seed)
         optimizer = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=1e-2))
         mu.clip_(optimizer, plan, model=model, max_norm=1.0)
@@ -135,8 +139,8 @@ def coordinate_check(device: Device) -> Any:
 @case(asks_float64="the models are float64")
 def gradient_identity(device: Device) -> Any:
     base = trained(device, dtype=torch.float64)
-    plan = mu.plan_between(mlp, 16, 32)
-    grown = mu.widen(base.run, lambda: mlp(32), plan=plan)
+    plan = mu.plans.plan_between(mlp, 16, 32)
+    grown = mu.grow(base.run, lambda: mlp(32), plan=plan)
     found = mu.plans.gradient_identity(base.run.model, grown.model, loss=base.loss, plan=plan)
     return found.worst[1] < 1e-9
 
@@ -146,7 +150,7 @@ def clip_by_norm(device: Device) -> Any:
     base = trained(device)
     mu.clip_(base.run.optimizer, base.run, max_norm=0.05)
     base.steps(base.run, 1)
-    grown = mu.widen(base.run, lambda: mlp(32))
+    grown = mu.grow(base.run, lambda: mlp(32))
     return grown, base.steps(grown, 3)
 
 
@@ -159,7 +163,7 @@ def clip_by_value_verified(device: Device) -> Any:
 
 def _initialised(device: Device, std: Any) -> nn.Module:
     with torch.device("cpu"):
-        plan = mu.plan_between(mlp, 16, 64)
+        plan = mu.plans.plan_between(mlp, 16, 64)
         torch.manual_seed(0)
         model = mlp(64).to(device)
     mu.init_(model, plan, std=std, seed=1)
@@ -199,15 +203,15 @@ def init_from_a_factory(device: Device) -> Any:
 @case
 def param_groups(device: Device) -> Any:
     model = _initialised(device, {"*": 0.1})
-    plan = mu.plan_between(mlp, 16, 64)
+    plan = mu.plans.plan_between(mlp, 16, 64)
     return mu.Run(model, torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=1e-2)))
 
 
 @case
 def optimizer_for(device: Device) -> Any:
     base = trained(device)
-    grown = mu.widen(base.run.model, lambda: mlp(32))
-    optimizer = mu.optimizer_for(grown.model, grown, torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
+    grown = mu.grow(base.run.model, lambda: mlp(32))
+    optimizer = mu.trainers.optimizer_for(grown.model, grown, torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
     mu.clip_(optimizer, grown, max_norm=1.0)
     run = mu.Run(grown.model, optimizer)
     return run, base.steps(run, 3)
@@ -216,7 +220,7 @@ def optimizer_for(device: Device) -> Any:
 @case
 def step_in_units(device: Device) -> Any:
     base = trained(device)
-    grown = mu.widen(base.run.model, lambda: mlp(32))
+    grown = mu.grow(base.run.model, lambda: mlp(32))
     optimizer = torch.optim.AdamW(grown.model.parameters(), lr=1e-2)
     handle = mu.step_in_units_(optimizer, grown)
     run = mu.Run(grown.model, optimizer)
@@ -240,10 +244,10 @@ def growth_schedule_and_rewarm(device: Device) -> Any:
 
 @case(quick=True)
 def state_dicts(device: Device) -> Any:
-    run, plan = trained(device).run, mu.plan_between(mlp, 16, 32)
-    weights = mu.widen_state_dict(run.model.state_dict(), plan)
+    run, plan = trained(device).run, mu.plans.plan_between(mlp, 16, 32)
+    weights = mu.trainers.grow_state_dict(run.model.state_dict(), plan)
     names = [name for name, _ in run.model.named_parameters()]
-    optimizer = mu.widen_optimizer_state_dict(
+    optimizer = mu.trainers.grow_optimizer_state_dict(
         run.optimizer.state_dict(), plan, torch.optim.AdamW, names=names
     )
     return weights, optimizer["state"]
@@ -275,7 +279,7 @@ def saved_and_resumed(device: Device) -> Any:
 def recipe(device: Device) -> Any:
     from mupscale.training.recipe import TensorGrowth
 
-    run, plan = trained(device).run, mu.plan_between(mlp, 16, 32)
+    run, plan = trained(device).run, mu.plans.plan_between(mlp, 16, 32)
     group = run.optimizer.param_groups[0]
     constants = {"lr": 1e-2, **{key: group[key] for key in ("betas", "eps", "weight_decay", "amsgrad")}}
     found = mu.Recipe(

@@ -18,35 +18,35 @@ Device = torch.device
 
 @case(quick=True)
 def ends_in_to_device(device: Device) -> Any:
-    return mu.widen(trained(device).run, lambda: mlp(32).to(device))
+    return mu.grow(trained(device).run, lambda: mlp(32).to(device))
 
 
 @case
 def ends_in_to_device_with_loss(device: Device) -> Any:
     base = trained(device)
-    return mu.widen(base.run, lambda: mlp(32).to(device), loss=base.loss)
+    return mu.grow(base.run, lambda: mlp(32).to(device), loss=base.loss)
 
 
 @case
 def ends_in_to_dtype(device: Device) -> Any:
-    return mu.widen(trained(device).run, lambda: mlp(32).to(torch.float32))
+    return mu.grow(trained(device).run, lambda: mlp(32).to(torch.float32))
 
 
 @case
 def ends_in_to_device_and_dtype(device: Device) -> Any:
     base = trained(device, dtype=torch.bfloat16, steps=0)
-    return mu.widen(base.run.model, lambda: mlp(32).to(device, torch.bfloat16)).model
+    return mu.grow(base.run.model, lambda: mlp(32).to(device, torch.bfloat16)).model
 
 
 @case
 def ends_in_cpu(device: Device) -> Any:
-    return mu.widen(trained(device).run, lambda: mlp(32).cpu())
+    return mu.grow(trained(device).run, lambda: mlp(32).cpu())
 
 
 @case
 def own_attention_to_device(device: Device) -> Any:
     base = trained_on_tokens(device)
-    return mu.widen(base.run, lambda: Attention(16).to(device), loss=base.loss)
+    return mu.grow(base.run, lambda: Attention(16).to(device), loss=base.loss)
 
 
 @case
@@ -54,7 +54,7 @@ def layers_moved_one_by_one(device: Device) -> Any:
     def made() -> nn.Module:
         return nn.Sequential(nn.Linear(8, 32).to(device), nn.GELU(), nn.Linear(32, 1).to(device))
 
-    return mu.widen(trained(device).run, made)
+    return mu.grow(trained(device).run, made)
 
 
 @case
@@ -63,7 +63,7 @@ def under_torch_device(device: Device) -> Any:
         with torch.device(device):
             return mlp(32)
 
-    return mu.widen(trained(device).run, made)
+    return mu.grow(trained(device).run, made)
 
 
 @case
@@ -71,23 +71,23 @@ def with_the_keyword_device(device: Device) -> Any:
     def made() -> nn.Module:
         return nn.Sequential(nn.Linear(8, 32, device=device), nn.GELU(), nn.Linear(32, 1, device=device))
 
-    return mu.widen(trained(device).run, made)
+    return mu.grow(trained(device).run, made)
 
 
 @case
 def module_on_the_device(device: Device) -> Any:
-    return mu.widen(trained(device).run, mlp(32).to(device))
+    return mu.grow(trained(device).run, mlp(32).to(device))
 
 
 @case
 def module_on_the_cpu(device: Device) -> Any:
-    return mu.widen(trained(device).run, mlp(32))
+    return mu.grow(trained(device).run, mlp(32))
 
 
 @case
 def module_on_the_device_with_loss(device: Device) -> Any:
     base = trained(device)
-    return mu.widen(base.run, mlp(32).to(device), loss=base.loss)
+    return mu.grow(base.run, mlp(32).to(device), loss=base.loss)
 
 
 class Averaged(nn.Module):
@@ -107,7 +107,7 @@ class Averaged(nn.Module):
 @case
 def buffers_made_from_parameters(device: Device) -> Any:
     base = trained(device, Averaged)
-    return mu.widen(base.run, lambda: Averaged(32).to(device), loss=base.loss)
+    return mu.grow(base.run, lambda: Averaged(32).to(device), loss=base.loss)
 
 
 def pruned(width: int) -> nn.Module:
@@ -120,7 +120,7 @@ def pruned(width: int) -> nn.Module:
 @case
 def pruned_layers(device: Device) -> Any:
     base = trained(device, pruned, steps=2)
-    return mu.widen(base.run, lambda: pruned(32).to(device), loss=base.loss)
+    return mu.grow(base.run, lambda: pruned(32).to(device), loss=base.loss)
 
 
 class Embedded(nn.Module):
@@ -136,7 +136,7 @@ class Embedded(nn.Module):
 @case
 def embedding_with_a_padding_row(device: Device) -> Any:
     with torch.device("cpu"):
-        plan = mu.plan_between(Embedded, 8, 16, example_inputs=(torch.arange(TOKENS)[None],))
+        plan = mu.plans.plan_between(Embedded, 8, 16, example_inputs=(torch.arange(TOKENS)[None],))
         model = Embedded(16).to(device)
     mu.init_(model, plan, std={"*": 0.1}, seed=1)
     return model

@@ -69,12 +69,12 @@ def infer_plan_of_own_attention(device: Device) -> Any:
 @case
 def plan_between_own_attention(device: Device) -> Any:
     base = trained_on_tokens(device)
-    return mu.plan_between(lambda n: Attention(n).to(device), 8, 16, loss=base.loss).hash
+    return mu.plans.plan_between(lambda n: Attention(n).to(device), 8, 16, loss=base.loss).hash
 
 
 @case
 def plan_between_without_loss(device: Device) -> Any:
-    return mu.plan_between(lambda n: mlp(n).to(device), 8, 16).hash
+    return mu.plans.plan_between(lambda n: mlp(n).to(device), 8, 16).hash
 
 
 @case
@@ -105,7 +105,7 @@ def verify_own_attention(device: Device) -> Any:
 @case
 def verify_two_runs(device: Device) -> Any:
     base = trained(device)
-    return mu.verify(base.run, mu.widen(base.run, wide), step=base.step).holds
+    return mu.verify(base.run, mu.grow(base.run, wide), step=base.step).holds
 
 
 @case(quick=True)
@@ -139,68 +139,68 @@ def verify_batches(device: Device) -> Any:
 def verify_a_wrong_run(device: Device) -> Any:
     """Control: on both devices a run with one weight changed does not hold."""
     base = trained(device)
-    wrong = mu.widen(base.run, wide)
+    wrong = mu.grow(base.run, wide)
     with torch.no_grad():
         next(iter(wrong.model.parameters()))[0, 0] += 0.1
     return mu.verify(base.run, wrong, step=base.step).holds
 
 
 @case
-def widen(device: Device) -> Any:
+def grow(device: Device) -> Any:
     base = trained(device)
-    grown = mu.widen(base.run, wide)
+    grown = mu.grow(base.run, wide)
     return grown, base.steps(grown, 3)
 
 
 @case(quick=True)
-def widen_with_loss(device: Device) -> Any:
+def grow_with_loss(device: Device) -> Any:
     base = trained(device)
-    grown = mu.widen(base.run, wide, loss=base.loss)
+    grown = mu.grow(base.run, wide, loss=base.loss)
     return proved(grown), base.steps(grown, 3)
 
 
 @case
-def widen_with_example_inputs(device: Device) -> Any:
+def grow_with_example_inputs(device: Device) -> Any:
     base = trained(device)
-    return proved(mu.widen(base.run, wide, example_inputs=(base.x,)))
+    return proved(mu.grow(base.run, wide, example_inputs=(base.x,)))
 
 
 @case
-def widen_own_attention_with_loss(device: Device) -> Any:
+def grow_own_attention_with_loss(device: Device) -> Any:
     base = trained_on_tokens(device)
-    return proved(mu.widen(base.run, lambda: Attention(16), loss=base.loss))
+    return proved(mu.grow(base.run, lambda: Attention(16), loss=base.loss))
 
 
 @case
-def widen_own_attention_with_example_inputs(device: Device) -> Any:
+def grow_own_attention_with_example_inputs(device: Device) -> Any:
     base = trained_on_tokens(device)
-    return proved(mu.widen(base.run, lambda: Attention(16), example_inputs=(base.x,)))
+    return proved(mu.grow(base.run, lambda: Attention(16), example_inputs=(base.x,)))
 
 
 @case
-def widen_a_large_model_with_loss(device: Device) -> Any:
+def grow_a_large_model_with_loss(device: Device) -> Any:
     as_large()
     base = trained(device)
-    return proved(mu.widen(base.run, wide, loss=base.loss))
+    return proved(mu.grow(base.run, wide, loss=base.loss))
 
 
 @case
-def widen_by_a_plan_with_loss(device: Device) -> Any:
+def grow_by_a_plan_with_loss(device: Device) -> Any:
     base = trained(device)
-    return proved(mu.widen(base.run, wide, plan=mu.plan_between(mlp, 16, 32), loss=base.loss))
+    return proved(mu.grow(base.run, wide, plan=mu.plans.plan_between(mlp, 16, 32), loss=base.loss))
 
 
 @case
-def widen_by_a_plan_of_the_cpu(device: Device) -> Any:
+def grow_by_a_plan_of_the_cpu(device: Device) -> Any:
     base = trained_on_tokens(device)
     ids = base.x.cpu()
-    plan = mu.plan_between(Attention, 8, 16, loss=lambda m: m(ids).square().mean())
-    return proved(mu.widen(base.run, lambda: Attention(16), plan=plan))
+    plan = mu.plans.plan_between(Attention, 8, 16, loss=lambda m: m(ids).square().mean())
+    return proved(mu.grow(base.run, lambda: Attention(16), plan=plan))
 
 
 @case
-def widen_a_model_without_optimizer(device: Device) -> Any:
-    return mu.widen(trained(device).run.model, wide).model
+def grow_a_model_without_optimizer(device: Device) -> Any:
+    return mu.grow(trained(device).run.model, wide).model
 
 
 @case
@@ -212,7 +212,7 @@ def loss_that_makes_tensors_on_the_device(device: Device) -> Any:
         off = model(base.x.to(device)) - torch.zeros(1, device=device)
         return (off * mask).float().square().mean()
 
-    return proved(mu.widen(base.run, wide, loss=loss))
+    return proved(mu.grow(base.run, wide, loss=loss))
 
 
 @case
@@ -222,14 +222,14 @@ def loss_with_a_batch_in_a_closure_and_an_attribute(device: Device) -> Any:
     class Data:
         x, y = base.x, base.x.sum(1, keepdim=True)
 
-    return proved(mu.widen(base.run, wide, loss=lambda m: (m(Data.x) - Data.y).square().mean()))
+    return proved(mu.grow(base.run, wide, loss=lambda m: (m(Data.x) - Data.y).square().mean()))
 
 
 @case
 def loss_that_moves_its_batch_to_the_model(device: Device) -> Any:
     base = trained(device)
     rows = base.x.cpu()
-    return proved(mu.widen(base.run, wide, loss=lambda m: m(rows.to(next(m.parameters()))).square().mean()))
+    return proved(mu.grow(base.run, wide, loss=lambda m: m(rows.to(next(m.parameters()))).square().mean()))
 
 
 @case(quick=True)
@@ -299,13 +299,13 @@ def upscale_with_noise_and_loss(device: Device) -> Any:
 @case
 def upscale_with_since_and_lr(device: Device) -> Any:
     base = trained(device, deep_mlp)
-    run = mu.Run(base.run.model, base.run.optimizers, since=mu.plan_between(deep_mlp, 64, 16))
+    run = mu.Run(base.run.model, base.run.optimizers, since=mu.plans.plan_between(deep_mlp, 64, 16))
     return mu.upscale(run, lambda: deep_mlp(32), mu.MupNoise(0.3), lr=1e-3)
 
 
 @case
 def add_noise(device: Device) -> Any:
-    return mu.add_noise(mu.widen(trained(device).run, wide), mu.SignalNoise(0.05), seed=3)
+    return mu.add_noise(mu.grow(trained(device).run, wide), mu.SignalNoise(0.05), seed=3)
 
 
 @case(quick=True)
@@ -337,7 +337,7 @@ def deeper_by_a_plan_of_the_cpu(device: Device) -> Any:
 @case
 def deeper_without_noise(device: Device) -> Any:
     base = trained(device, Residual, 2)
-    grown = mu.widen(base.run, lambda: Residual(3), plan=deeper_plan(base.x))
+    grown = mu.grow(base.run, lambda: Residual(3), plan=deeper_plan(base.x))
     return grown, base.steps(grown)
 
 
@@ -383,7 +383,7 @@ def tied_behind_a_plus_one_norm(device: Device) -> Any:
 @case
 def convolutions_and_batch_norm(device: Device) -> Any:
     base = trained_on_images(device)
-    grown = mu.widen(base.run, lambda: cnn(8))
+    grown = mu.grow(base.run, lambda: cnn(8))
     return grown, base.steps(grown)
 
 

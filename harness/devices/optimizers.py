@@ -103,7 +103,7 @@ def step_stays_where_the_base_has_it(device: Device) -> Any:
     places = []
     for make in (OPTIMIZERS["AdamW single"], OPTIMIZERS["AdamW fused"], OPTIMIZERS["AdamW capturable"]):
         base = trained(device, optimizer=make).run
-        grown = mu.widen(base, lambda: mlp(32))
+        grown = mu.grow(base, lambda: mlp(32))
         before, after = (
             {state["step"].device for state in run.optimizer.state.values()} for run in (base, grown)
         )
@@ -117,7 +117,7 @@ def lr_as_a_tensor_on_the_device(device: Device) -> Any:
         return optim.AdamW(parameters, lr=torch.tensor(1e-2, device=device), foreach=False)
 
     base = trained(device, optimizer=make)
-    grown = mu.widen(base.run, lambda: mlp(32))
+    grown = mu.grow(base.run, lambda: mlp(32))
     mu.set_lr_(grown.optimizer, 2e-3)
     return grown, base.steps(grown)
 
@@ -128,7 +128,7 @@ def lr_as_a_tensor_on_the_cpu(device: Device) -> Any:
         return optim.AdamW(parameters, lr=torch.tensor(1e-2, device="cpu"), foreach=False)
 
     base = trained(device, optimizer=make)
-    grown = mu.widen(base.run, lambda: mlp(32))
+    grown = mu.grow(base.run, lambda: mlp(32))
     return grown, base.steps(grown)
 
 
@@ -141,7 +141,7 @@ def state_loaded_from_the_cpu(device: Device) -> Any:
     )
     optimizer = adamw(base.run.model.parameters())
     optimizer.load_state_dict(on_cpu)
-    grown = mu.widen(mu.Run(base.run.model, optimizer), lambda: mlp(32))
+    grown = mu.grow(mu.Run(base.run.model, optimizer), lambda: mlp(32))
     return grown, base.steps(grown, 1)
 
 

@@ -48,7 +48,7 @@ def tutorial(device: Device) -> Any:
     for i in range(20):
         step(run, i)
     mu.verify(run, lambda: make(48), step=step).raise_if_broken()
-    wide = mu.widen(run, lambda: make(48))
+    wide = mu.grow(run, lambda: make(48))
     torch.testing.assert_close(step(run, 20), step(wide, 20))
     noisy = mu.upscale(run, lambda: make(48), mu.SignalNoise(0.05), seed=0)
     return wide, mu.narrow(wide, lambda: make(16)), noisy

@@ -68,14 +68,14 @@ def average_as_a_dict(device: Device) -> Any:
 @case(on_cpu=("*.table",))
 def table_on_the_cpu(device: Device) -> Any:
     base = trained_beside_a_table(device)
-    grown = mu.widen(base.run, lambda: TableOnCpu(32), unproved=True)
+    grown = mu.grow(base.run, lambda: TableOnCpu(32), prove=False)
     return grown, base.steps(grown, 1)
 
 
 @case(on_cpu=("*.table",), quick=True)
 def table_on_the_cpu_with_loss(device: Device) -> Any:
     base = trained_beside_a_table(device)
-    grown = mu.widen(base.run, lambda: TableOnCpu(32), loss=base.loss)
+    grown = mu.grow(base.run, lambda: TableOnCpu(32), loss=base.loss)
     return grown, base.steps(grown, 1)
 
 
@@ -148,13 +148,13 @@ def generator_in_the_model(device: Device) -> Any:
             return value
 
     base = trained(device, Drawing)
-    return mu.widen(base.run, lambda: Drawing(32), example_inputs=(base.x,))
+    return mu.grow(base.run, lambda: Drawing(32), example_inputs=(base.x,))
 
 
 @case(asks_float64="the model is float64")
 def float64_model(device: Device) -> Any:
     base = trained(device, dtype=torch.float64)
-    grown = mu.widen(base.run, wide)
+    grown = mu.grow(base.run, wide)
     return grown, base.steps(grown)
 
 
@@ -185,7 +185,7 @@ for dtype in (torch.bfloat16, torch.float16):
     def _(device: Device, dtype: torch.dtype = dtype) -> Any:
         run = _moved(device, dtype).run
         grown = [mu.upscale(run, wide, noise) for noise in (mu.SignalNoise(0.05), mu.PairedNoise(t=0.05))]
-        return grown, mu.narrow(mu.widen(run, wide), lambda: mlp(16))
+        return grown, mu.narrow(mu.grow(run, wide), lambda: mlp(16))
 
     @case(name=f"{label} run with loss", quick=dtype == torch.bfloat16)
     def _(device: Device, dtype: torch.dtype = dtype) -> Any:
@@ -207,7 +207,7 @@ def autocast(device: Device) -> Any:
             return (model(base.x) - 1).float().square().mean()
 
     step = stepping(loss)
-    grown = mu.widen(base.run, wide)
+    grown = mu.grow(base.run, wide)
     losses = [step(grown, i) for i in range(2)]
     return losses, mu.verify(base.run, wide, step=step, steps=2).holds
 
@@ -226,10 +226,10 @@ def as_default(device: Device) -> Iterator[None]:
 
 
 @default
-def widen(device: Device) -> Any:
+def grow(device: Device) -> Any:
     with as_default(device):
         base = trained(device)
-        grown = mu.widen(base.run, wide)
+        grown = mu.grow(base.run, wide)
         return grown, base.steps(grown, 1)
 
 
@@ -279,7 +279,7 @@ def init_from_a_model(device: Device) -> Any:
         torch.manual_seed(0)
         reference, model = mlp(16).to(device), mlp(64).to(device)
     with as_default(device):
-        mu.init_(model, mu.plan_between(mlp, 16, 64), std=reference, seed=1)
+        mu.init_(model, mu.plans.plan_between(mlp, 16, 64), std=reference, seed=1)
     return model
 
 
@@ -299,11 +299,11 @@ def check_optimizer(device: Device) -> Any:
 @default
 def state_dicts(device: Device) -> Any:
     with as_default(device):
-        run, plan = trained(device).run, mu.plan_between(mlp, 16, 32)
+        run, plan = trained(device).run, mu.plans.plan_between(mlp, 16, 32)
         names = [name for name, _ in run.model.named_parameters()]
         state = run.optimizer.state_dict()
-        optimizer = mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW, names=names)
-        return mu.widen_state_dict(run.model.state_dict(), plan), optimizer["state"]
+        optimizer = mu.trainers.grow_optimizer_state_dict(state, plan, torch.optim.AdamW, names=names)
+        return mu.trainers.grow_state_dict(run.model.state_dict(), plan), optimizer["state"]
 
 
 @default
@@ -319,5 +319,5 @@ def clip(device: Device) -> Any:
     with as_default(device):
         base = trained(device)
         mu.clip_(base.run.optimizer, base.run, max_norm=0.05)
-        grown = mu.widen(base.run, wide)
+        grown = mu.grow(base.run, wide)
         return grown, base.steps(grown, 1)

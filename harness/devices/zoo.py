@@ -114,7 +114,7 @@ def trained_llama(device: Device | str) -> Trained:
 
 def _plan_of_the_cpu(base: Trained) -> mu.Plan:
     ids = base.x.cpu()
-    return mu.plan_between(llama, 8, 16, loss=lambda m: m(input_ids=ids, labels=ids).loss)
+    return mu.plans.plan_between(llama, 8, 16, loss=lambda m: m(input_ids=ids, labels=ids).loss)
 
 
 @huggingface
@@ -146,7 +146,7 @@ def llama_from_pretrained_with_a_device_map(device: Device) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         base.run.model.save_pretrained(folder)  # type: ignore[operator]
         model = LlamaForCausalLM.from_pretrained(folder, device_map={"": str(device)})
-    return mu.widen(model, lambda: llama(16).to(device), plan=_plan_of_the_cpu(base)).model
+    return mu.grow(model, lambda: llama(16).to(device), plan=_plan_of_the_cpu(base)).model
 
 
 @huggingface
@@ -161,6 +161,6 @@ def llama_over_two_devices_by_a_device_map(device: Device) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         base.run.model.save_pretrained(folder)  # type: ignore[operator]
         model = LlamaForCausalLM.from_pretrained(folder, device_map=places)
-    grown = mu.widen(model, lambda: dispatch_model(llama(16), places), loss=base.loss)
+    grown = mu.grow(model, lambda: dispatch_model(llama(16), places), loss=base.loss)
     kept = [p.device == q.device for p, q in zip(model.parameters(), grown.model.parameters(), strict=True)]
     return proved(grown), kept

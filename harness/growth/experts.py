@@ -106,9 +106,9 @@ def measure(row: Row) -> Figures:
         run, make, plan = tried.run, tried.make, tried.plan
         certificate = tried.verify()
         base = certificate.base_losses
-        silent = randomise_(mu.widen(run, make, plan=plan), plan, downs=False)
+        silent = randomise_(mu.grow(run, make, plan=plan), plan, downs=False)
         left = tried.left(silent, base)
-        loud = randomise_(mu.widen(run, make, plan=plan), plan, downs=True)
+        loud = randomise_(mu.grow(run, make, plan=plan), plan, downs=True)
         other = loss_gap(base[0], tried.step(loud, 0))
         awake = mu.upscale(run, make, BARELY, plan=plan)
         jump = loss_gap(base[0], tried.step(awake, 0))
@@ -125,7 +125,7 @@ def measure_copies(row: Row) -> Figures:
     with lifted_casts():
         tried = trial(row, {**DENSE, "tie_word_embeddings": row.tied}, optimizers)
         certificate = tried.verify()
-        plain = mu.widen(tried.run, tried.make, plan=tried.plan)
+        plain = mu.grow(tried.run, tried.make, plan=tried.plan)
         for own, others in zip(tried.run.optimizers, plain.optimizers, strict=True):
             for group in others.param_groups:
                 group |= {key: value for key, value in own.param_groups[0].items() if key != "params"}

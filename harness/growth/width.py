@@ -55,8 +55,8 @@ def uncut(plan: Plan) -> Plan:
 def control(family: FamilyPlan, run: mu.Run, make: Make) -> mu.Run:
     """Without what tensors absorb for the norms; where they absorb nothing, with every zero awake."""
     if family.powers:
-        return mu.widen(run, make, plan=unscaled(family), unproved=True)
-    return mu.upscale(run, make, BARELY, plan=uncut(family.plan), unproved=True)
+        return mu.grow(run, make, plan=unscaled(family), prove=False)
+    return mu.upscale(run, make, BARELY, plan=uncut(family.plan), prove=False)
 
 
 def report(quick: bool) -> Outcome:

@@ -69,7 +69,7 @@ def measure(row: Row) -> Figures:
                 for i in range(AFTER)
             ]
 
-        asleep = mu.widen(run, make, plan=plan)
+        asleep = mu.grow(run, make, plan=plan)
         awake = mu.upscale(run, make, BARELY, plan=plan)
         with torch.no_grad():
             logits = model(**batch).logits[:, :-1].double()
@@ -81,7 +81,7 @@ def measure(row: Row) -> Figures:
         woken = seen(awake.model, family, batch, old)
         control = None
         if every > old:
-            same = mu.widen(run, lambda: copy.deepcopy(model), plan=identity_plan(model), unproved=True)
+            same = mu.grow(run, lambda: copy.deepcopy(model), plan=identity_plan(model), prove=False)
             control = curve_gap(curve(same, old), curve(asleep, None))
         elif "rope_parameters" in config.to_dict():
             stretched = config_from({**family.wide_config, "rope_parameters": LINEAR})

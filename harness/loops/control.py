@@ -32,7 +32,7 @@ OFF: dict[str, Callable[..., Any]] = {
 @contextmanager
 def switched_off() -> Iterator[None]:
     """Plans are taken from shapes without a proof, and only tensors, groups and schedules are carried."""
-    doors = [import_module(f"mupscale.training.grow.{name}") for name in ("widen", "upscale")]
+    doors = [import_module(f"mupscale.training.grow.{name}") for name in ("grow", "upscale")]
     prove = doors[0].proved_plan
 
     def unproved(base: Any, built: Any, plan: Any, *_: Any) -> Any:

@@ -92,7 +92,7 @@ def _() -> Pair:
 
 def saved_plan() -> mu.Plan:
     """A plan that was proved for `Net`, and read from its file."""
-    return mu.Plan.from_json(mu.plan_between(Net, BASE, WIDE, loss=loss).to_json())
+    return mu.Plan.from_json(mu.plans.plan_between(Net, BASE, WIDE, loss=loss).to_json())
 
 
 @situation(Warned(), "S13")
@@ -119,7 +119,7 @@ def saved_plan_of_the_same_code() -> Pair:
 def noise_twice_with_the_default_seed() -> float:
     """Two doses of the same size add up to its root of two; the same numbers twice would be its double."""
     run, noise = trained(), mu.MupNoise(0.1)
-    exact = mu.widen(run, lambda: Net(WIDE), loss=loss)
+    exact = mu.grow(run, lambda: Net(WIDE), loss=loss)
     once = mu.upscale(run, lambda: Net(WIDE), noise, loss=loss)
     try:
         twice = mu.add_noise(once, noise)
@@ -148,7 +148,7 @@ class Padded(nn.Module):
 def padded(**options: Any) -> Pair:
     run = trained(Padded)
     plan = mu.infer_plan(run.model, lambda: Padded(6), pad=True, loss=loss)
-    return Pair(run, mu.widen(run, lambda: Padded(6), plan=plan, **options), step)
+    return Pair(run, mu.grow(run, lambda: Padded(6), plan=plan, **options), step)
 
 
 @situation(Exact(), "W2")
@@ -168,14 +168,14 @@ def wide_of(width: int) -> nn.Module:
 @situation(Refused("axis.not_whole_copies", "infer_plan("), "T5")
 def width_that_is_no_multiple() -> Pair:
     run = trained(wide_of)
-    return Pair(run, mu.widen(run, lambda: wide_of(PADDED)), step)
+    return Pair(run, mu.grow(run, lambda: wide_of(PADDED)), step)
 
 
 @width_that_is_no_multiple.remedy
 def _() -> Pair:
     run = trained(wide_of)
     plan = mu.infer_plan(run.model, lambda: wide_of(PADDED), pad=True)
-    return Pair(run, mu.widen(run, lambda: wide_of(PADDED), plan=plan), step)
+    return Pair(run, mu.grow(run, lambda: wide_of(PADDED), plan=plan), step)
 
 
 class Labelled(Net):
@@ -205,7 +205,7 @@ def _() -> Pair:
 @situation(Refused("argument.wrong_signature", "lambda: "), "T5")
 def factory_that_needs_its_width() -> Pair:
     run = trained()
-    return Pair(run, mu.widen(run, Net, loss=loss), step)  # type: ignore[arg-type]
+    return Pair(run, mu.grow(run, Net, loss=loss), step)  # type: ignore[arg-type]
 
 
 @factory_that_needs_its_width.remedy
@@ -249,8 +249,8 @@ def _() -> Pair:
 @situation(Exact())
 def grown_twice() -> Pair:
     run = trained()
-    half = mu.widen(run, lambda: Net(WIDE), loss=loss)
-    return Pair(run, mu.widen(half, lambda: Net(2 * WIDE), loss=loss), step)
+    half = mu.grow(run, lambda: Net(WIDE), loss=loss)
+    return Pair(run, mu.grow(half, lambda: Net(2 * WIDE), loss=loss), step)
 
 
 @situation(Exact())
@@ -301,4 +301,4 @@ def deeper_by_a_sleeping_block() -> Pair:
 
     run = trained(lambda width: Blocks(2))
     plan = mu.infer_plan(run.model, lambda: Blocks(3), loss=loss, order={"blocks": [0, None, 1]})
-    return Pair(run, mu.widen(run, lambda: Blocks(3), plan=plan), step)
+    return Pair(run, mu.grow(run, lambda: Blocks(3), plan=plan), step)

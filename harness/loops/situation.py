@@ -166,4 +166,4 @@ def after(run: mu.Run, step: Step = step, first: int = 0, count: int = BEFORE) -
 
 def grown(run: mu.Run, make: Make = Net, step: Step = step, **options: Any) -> Pair:
     """The run and its wide one, grown as the README says."""
-    return Pair(run, mu.widen(run, lambda: make(WIDE), **{"loss": loss, **options}), step)
+    return Pair(run, mu.grow(run, lambda: make(WIDE), **{"loss": loss, **options}), step)

@@ -258,7 +258,7 @@ def model_without_an_optimizer() -> Pair:
     """A module grows alone, and its optimizer is made from the plan."""
     torch.manual_seed(0)
     model = Net(BASE)
-    wide = mu.widen(model, lambda: Net(WIDE), loss=loss)
+    wide = mu.grow(model, lambda: Net(WIDE), loss=loss)
     groups = mu.param_groups(wide.model, wide, torch.optim.SGD, lr=0.1)
     return Pair(
         mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.1)),

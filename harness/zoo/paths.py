@@ -23,7 +23,7 @@ def plain(entry: Entry, run: mu.Run) -> mu.Run:
 
 def unproved(entry: Entry, run: mu.Run) -> mu.Run:
     """The same with proofs switched off."""
-    return mu.upscale(run, entry.grown, NOISE, unproved=True)
+    return mu.upscale(run, entry.grown, NOISE, prove=False)
 
 
 def with_loss(entry: Entry, run: mu.Run) -> mu.Run:
@@ -40,14 +40,14 @@ def planned(
     """A plan with declarations, proved by the loss if one is asked for; from new models if `fresh`, else from the run's."""
     options = {**declarations, "loss": entry.loss if loss else None}
     if fresh:
-        return mu.plan_between(entry.make, entry.base, entry.wide, **options)
+        return mu.plans.plan_between(entry.make, entry.base, entry.wide, **options)
     return mu.infer_plan(run.model, entry.grown, **options)
 
 
 def known(entry: Entry, run: mu.Run, judgement: Exact) -> mu.Run:
     """Growth by the plan that is stored with the entry."""
     plan = planned(entry, run, judgement.declarations, judgement.loss, fresh=True)
-    return mu.widen(run, entry.grown, plan=plan, unproved=True)
+    return mu.grow(run, entry.grown, plan=plan, prove=False)
 
 
 def certified(entry: Entry, run: mu.Run, plan: mu.Plan, steps: int) -> bool:

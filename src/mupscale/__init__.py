@@ -5,7 +5,7 @@
 >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 2))
 >>> base = make(8)
 >>> run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))
->>> wide = mu.widen(run, lambda: make(32))
+>>> wide = mu.grow(run, lambda: make(32))
 >>> sum(p.numel() for p in wide.model.parameters())
 194
 """
@@ -27,19 +27,15 @@ if _typing.TYPE_CHECKING:
     from .noise.kinds import PairedNoise as PairedNoise
     from .noise.kinds import SignalNoise as SignalNoise
     from .planning.infer import infer_plan as infer_plan
-    from .planning.infer import plan_between as plan_between
     from .plans.plan import Plan as Plan
     from .runs.run import Run as Run
-    from .sharded.load import load_wide as load_wide
-    from .trainers.going_on import optimizer_for as optimizer_for
+    from .sharded.load import load_grown_ as load_grown_
     from .training.check.verify import verify as verify
     from .training.grow.add_noise import add_noise as add_noise
     from .training.grow.auto_noise import AutoNoise as AutoNoise
-    from .training.grow.state_dicts import widen_optimizer_state_dict as widen_optimizer_state_dict
-    from .training.grow.state_dicts import widen_state_dict as widen_state_dict
+    from .training.grow.grow import grow as grow
+    from .training.grow.grow import narrow as narrow
     from .training.grow.upscale import upscale as upscale
-    from .training.grow.widen import narrow as narrow
-    from .training.grow.widen import widen as widen
     from .training.rates.reference import set_lr_ as set_lr_
     from .training.rates.rewarm import rewarm_ as rewarm_
     from .training.rates.schedules import GrowthSchedule as GrowthSchedule

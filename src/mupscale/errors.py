@@ -107,7 +107,7 @@ class Undecided(MupscaleError):  # noqa: N818
     >>> from torch import nn
     >>> class Own(nn.Linear): ...
     >>> try:
-    ...     mu.widen(Own(2, 4), lambda: Own(2, 8))
+    ...     mu.grow(Own(2, 4), lambda: Own(2, 8))
     ... except mu.errors.Undecided as error:
     ...     print(error.code)
     proof.missing
@@ -119,7 +119,7 @@ class WrongArgument(MupscaleError, ValueError):  # noqa: N818
 
     >>> import mupscale as mu
     >>> try:
-    ...     mu.plan_between(64, 64, 256)
+    ...     mu.plans.plan_between(64, 64, 256)
     ... except ValueError as error:
     ...     print(error.code)
     argument.not_a_function

@@ -22,7 +22,7 @@ class Extra(NamedTuple):
 EXTRAS: Mapping[str, Extra] = {
     "fast": Extra(("numba",), "noise from a compiled loop: the same bits, several times faster"),
     "hf": Extra(
-        ("transformers", "accelerate"), "Hugging Face checkpoints: plan, widen, upscale, check; the Trainer"
+        ("transformers", "accelerate"), "Hugging Face checkpoints: plan, grow, upscale, check; the Trainer"
     ),
     "lightning": Extra(("lightning",), "LightningCallback: Lightning continues from a widened checkpoint"),
     "plot": Extra(("matplotlib",), "figures of the demo, coordinate checks and reports"),

@@ -41,7 +41,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wide(base: Path) -> Path:
     out = base.parent / "wide"
-    assert main(["widen", str(base), str(out), "-k", str(K), "--quiet"]) == 0
+    assert main(["grow", str(base), str(out), "-k", str(K), "--quiet"]) == 0
     return out
 
 
@@ -92,10 +92,14 @@ def test_an_adapter_learns_as_at_the_base_when_the_rate_of_its_first_half_is_div
 
 def test_adapters_have_no_units(wide):
     model = adapted(wide)
-    error = refusal(lambda: mu.optimizer_for(model, wide, torch.optim.AdamW, lr=1e-3), "model.has_adapters")
+    error = refusal(
+        lambda: mu.trainers.optimizer_for(model, wide, torch.optim.AdamW, lr=1e-3), "model.has_adapters"
+    )
     assert len(error.faults) == 1
     merged = model.merge_and_unload().requires_grad_(True)  # PEFT has frozen them
-    assert mu.optimizer_for(merged, wide, torch.optim.AdamW, lr=1e-3), "and after the other remedy they have"
+    assert mu.trainers.optimizer_for(merged, wide, torch.optim.AdamW, lr=1e-3), (
+        "and after the other remedy they have"
+    )
 
 
 def test_a_lone_adapter_is_refused_with_a_command_that_works(base, tmp_path):
@@ -108,7 +112,7 @@ def test_a_lone_adapter_is_refused_with_a_command_that_works(base, tmp_path):
     done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     merged = Path(f"{alone}-merged")
-    assert main(["widen", str(merged), str(tmp_path / "wide"), "-k", "2", "--quiet"]) == 0
+    assert main(["grow", str(merged), str(tmp_path / "wide"), "-k", "2", "--quiet"]) == 0
     ids = torch.arange(12)[None] % 17
     found = []
     for loaded in (

@@ -59,7 +59,7 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def wide(planned_here, base, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "wide"
-    assert main(["widen", str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    assert main(["grow", str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
     return out
 
 
@@ -81,7 +81,7 @@ def test_licence_tags_and_text_of_the_base_are_kept(base, wide):
 
 
 def test_every_file_that_is_not_carried_has_a_reason(base, wide, tmp_path, capsys):
-    assert main(["widen", str(base), str(tmp_path / "w"), "-k", "2", "--dry-run"]) == 0
+    assert main(["grow", str(base), str(tmp_path / "w"), "-k", "2", "--dry-run"]) == 0
     said = capsys.readouterr().out
     there = {path.name for path in base.iterdir()} - {path.name for path in wide.iterdir()}
     assert there == {".gitattributes", "tok512.bin", "model.onnx", "modeling_x.py", "notes.pdf", "original", "consolidated.safetensors"}  # fmt: skip

@@ -35,7 +35,7 @@ def results(planned_here, base, tmp_path_factory) -> dict[int, Path]:
     folder = tmp_path_factory.mktemp("results")
     for count, size in SHARDS.items():
         out = str(folder / str(count))
-        assert main(["widen", str(base), out, "-k", "ffn=2", "--shard-size", size, "--quiet"]) == 0
+        assert main(["grow", str(base), out, "-k", "ffn=2", "--shard-size", size, "--quiet"]) == 0
         assert len(weights(folder / str(count))) == count
     return {count: folder / str(count) for count in SHARDS}
 

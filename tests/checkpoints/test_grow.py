@@ -1,4 +1,4 @@
-"""The command line from end to end on a small Llama: plan, widen, upscale, check, and what they refuse."""
+"""The command line from end to end on a small Llama: plan, grow, upscale, check, and what they refuse."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def wide(planned_here, base, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "wide"
-    assert main(["widen", str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    assert main(["grow", str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
     return out
 
 
@@ -101,7 +101,7 @@ def test_a_directory_a_run_and_checkpoints_of_trainers_have_one_history(base, no
         return transformers.LlamaForCausalLM(config)
 
     live = mu.upscale(start, make, mu.SignalNoise(0.2), seed=3, plan=plan)
-    loaded = mu.load_wide(base, make(), plan=plan, noise=mu.SignalNoise(0.2), seed=3)
+    loaded = mu.load_grown_(base, make(), plan=plan, noise=mu.SignalNoise(0.2), seed=3)
     streamed = mu.diagnostics.read_provenance(noisy)
     assert streamed["loss"]["before"] < streamed["loss"]["after"]
     found = {"streamed": streamed.noting(loss=None), "live": live.provenance, "loaded": loaded.provenance}
@@ -120,7 +120,7 @@ def test_a_directory_a_run_and_checkpoints_of_trainers_have_one_history(base, no
     found["Lightning"] = mu.diagnostics.read_provenance(tmp_path / "later.ckpt")
     for name, other in found.items():
         assert other == live.provenance, name
-    control = mu.load_wide(base, make(), plan=plan, noise=mu.SignalNoise(0.2), seed=4)
+    control = mu.load_grown_(base, make(), plan=plan, noise=mu.SignalNoise(0.2), seed=4)
     assert control.provenance != live.provenance, "control: another seed"
 
 
@@ -133,10 +133,10 @@ def test_streamed_noise_leaves_out_what_does_not_grow_and_the_padding_row(multip
     import mupscale as mu
 
     base = save_llama(tmp_path / "base", pad_token_id=5)
-    for verb, more in (("widen", []), ("upscale", ["--noise", "t=0.2", "--seed", "3"])):
+    for verb, more in (("grow", []), ("upscale", ["--noise", "t=0.2", "--seed", "3"])):
         arguments = [verb, str(tmp_path / "base"), str(tmp_path / verb), "-k", multipliers, "--quiet", *more]
         assert main(arguments) == 0
-    exact, stored = (load_file(tmp_path / verb / "model.safetensors") for verb in ("widen", "upscale"))
+    exact, stored = (load_file(tmp_path / verb / "model.safetensors") for verb in ("grow", "upscale"))
     moved = {name for name in stored if not torch.equal(stored[name], exact[name])}
     assert {name.split(".")[-2] for name in moved} == noisy
     table = "model.embed_tokens.weight"
@@ -211,10 +211,10 @@ def test_a_level_that_fails_is_not_hidden_by_one_that_does_not_apply(base, noisy
 
 
 def test_a_trusted_base_and_an_output_inside_its_base(base, tmp_path, capsys):
-    assert main(["widen", str(base), str(base / "wide"), "-k", "2"]) == 2
+    assert main(["grow", str(base), str(base / "wide"), "-k", "2"]) == 2
     assert "[job.output_inside_base]" in capsys.readouterr().err
     out = tmp_path / "trusted"
-    assert main(["widen", str(base), str(out), "-k", "2", "--trust-base", "--quiet"]) == 0
+    assert main(["grow", str(base), str(out), "-k", "2", "--trust-base", "--quiet"]) == 0
     told = json.loads((out / "mupscale.json").read_text())
     assert told["base"]["read"] == "once"
     assert told["request"]["trust_base"] is True
@@ -223,9 +223,9 @@ def test_a_trusted_base_and_an_output_inside_its_base(base, tmp_path, capsys):
 
 def test_folders_above_the_result_are_made(base, tmp_path):
     out = tmp_path / "some" / "where" / "wide"
-    assert main(["widen", str(base), str(out), "-k", "2", "--dry-run"]) == 0
+    assert main(["grow", str(base), str(out), "-k", "2", "--dry-run"]) == 0
     assert list(tmp_path.iterdir()) == [], "control: not by a dry run"
-    assert main(["widen", str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    assert main(["grow", str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
     assert (out / "config.json").exists()
 
 
@@ -247,7 +247,7 @@ def test_a_grown_model_that_was_saved_without_its_record_is_recognised(wide, tmp
         assert "[growth.record_lost]" in capsys.readouterr().err
     make = lambda: transformers.LlamaForCausalLM.from_pretrained(wide)  # noqa: E731
     with refused("growth.record_missing", where=str(again)):
-        mu.optimizer_for(make(), again, torch.optim.AdamW, lr=1e-3)
+        mu.trainers.optimizer_for(make(), again, torch.optim.AdamW, lr=1e-3)
     told = json.loads((again / "config.json").read_text())
     shutil.copy(wide / "mupscale.json", again)
     assert main(grow) == 0, "the first remedy works"
@@ -260,7 +260,7 @@ def test_growing_twice_counts_from_the_first_reference(base, wide, tmp_path):
     import mupscale as mu
 
     again = tmp_path / "again"
-    assert main(["widen", str(wide), str(again), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    assert main(["grow", str(wide), str(again), "-k", "2", "--quiet", "--workers", "1"]) == 0
     plan, since = read_plans(again)
     before, history = (mu.diagnostics.read_provenance(folder) for folder in (wide, again))
     assert history.growths[:-1] == before.growths
@@ -311,7 +311,7 @@ def test_bf16_at_a_power_of_two_loses_no_bit(kind, tmp_path):
 
     for multiplier in (k, 3):
         arguments = [str(tmp_path / "base"), str(tmp_path / f"x{multiplier}"), "-k", str(multiplier)]
-        assert main(["widen", *arguments, "--quiet", "--workers", "1"]) == 0
+        assert main(["grow", *arguments, "--quiet", "--workers", "1"]) == 0
     assert differ(tmp_path / f"x{k}", torch.float64) == 0 < 0.2 < differ(tmp_path / "x3", torch.float64)
     assert differ(tmp_path / f"x{k}", torch.bfloat16) < 0.1 < 0.5 < differ(tmp_path / "x3", torch.bfloat16)
 
@@ -386,7 +386,7 @@ def test_another_base_in_the_place_of_a_finished_one_is_no_success(stateful, tmp
 
 def test_kv_heads_can_stay(base, tmp_path):
     out = tmp_path / "wide"
-    assert cli("widen", base, out, "-k hidden=2,heads=2,ffn=3,kv_heads=1 --quiet --workers 1") == 0
+    assert cli("grow", base, out, "-k hidden=2,heads=2,ffn=3,kv_heads=1 --quiet --workers 1") == 0
     config = json.loads((out / "config.json").read_text())
     found = [config[key] for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size")]
     assert found == [8, 2, 120]
@@ -395,7 +395,7 @@ def test_kv_heads_can_stay(base, tmp_path):
 
 def test_a_granite_export_shows_its_multiplier(base, tmp_path):
     out = tmp_path / "granite"
-    assert cli("widen", base, out, "-k 2 --export granite --quiet --workers 1") == 0
+    assert cli("grow", base, out, "-k 2 --export granite --quiet --workers 1") == 0
     model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float64)
     assert type(model).__name__ == "GraniteForCausalLM"
     assert model.config.logits_scaling == 2
@@ -405,7 +405,7 @@ def test_a_granite_export_shows_its_multiplier(base, tmp_path):
 
 def test_untying_keeps_the_function_and_says_what_is_lost(base, tmp_path, capsys):
     out = tmp_path / "untied"
-    assert cli("widen", base, out, "-k 2 --export untie --quiet --workers 1") == 0
+    assert cli("grow", base, out, "-k 2 --export untie --quiet --workers 1") == 0
     assert "NOT the same training" in capsys.readouterr().out
     assert "lm_head.weight" in load_file(out / "model.safetensors")
     assert difference(logits(out), logits(base)) < SINGLE
@@ -413,13 +413,13 @@ def test_untying_keeps_the_function_and_says_what_is_lost(base, tmp_path, capsys
 
 def test_other_arguments_do_not_resume(base, tmp_path, capsys):
     out = tmp_path / "wide"
-    command = [sys.executable, *["-m", "mupscale.cli.main", "widen"], str(base), str(out)]
+    command = [sys.executable, *["-m", "mupscale.cli.main", "grow"], str(base), str(out)]
     command += ["-k", "2", "--worker", "0/2"]
     assert subprocess.run(command, check=False, capture_output=True).returncode == 0
     assert not out.exists()
-    assert main(["widen", str(base), str(out), "-k", "2", "--dtype", "bfloat16", "--quiet"]) == 2
+    assert main(["grow", str(base), str(out), "-k", "2", "--dtype", "bfloat16", "--quiet"]) == 2
     assert "dtype [job.other_arguments]" in capsys.readouterr().err
-    assert main(["widen", str(base), str(out), "-k", "2", "--worker", "1/2", "--quiet"]) == 0
+    assert main(["grow", str(base), str(out), "-k", "2", "--worker", "1/2", "--quiet"]) == 0
     assert (out / "config.json").exists()
 
 
@@ -455,17 +455,17 @@ def test_a_base_may_be_renamed_but_not_reconfigured(base, wide, tmp_path, capsys
 
 def test_running_a_finished_command_again_is_no_error(base, wide, capsys):
     before = (wide / "model.safetensors").stat().st_mtime_ns
-    assert main(["widen", str(base), str(wide), "-k", "2", "--quiet"]) == 0
+    assert main(["grow", str(base), str(wide), "-k", "2", "--quiet"]) == 0
     assert "already complete" in capsys.readouterr().out
     assert (wide / "model.safetensors").stat().st_mtime_ns == before
 
 
 def test_a_moved_partial_directory_is_finished_where_it_lies(base, tmp_path, monkeypatch):
-    assert main(["widen", str(base), str(tmp_path / "a"), "-k", "2", "--worker", "0/3", "--quiet"]) == 0
+    assert main(["grow", str(base), str(tmp_path / "a"), "-k", "2", "--worker", "0/3", "--quiet"]) == 0
     (tmp_path / "in").mkdir()
     (tmp_path / "a.partial").rename(tmp_path / "in" / "b.partial")
     monkeypatch.chdir(tmp_path / "in")
-    assert main(["widen", str(base), "../in/b", "-k", "2", "--quiet"]) == 0
+    assert main(["grow", str(base), "../in/b", "-k", "2", "--quiet"]) == 0
     assert (tmp_path / "in" / "b" / "config.json").exists()
     assert not (tmp_path / "a").exists()
 

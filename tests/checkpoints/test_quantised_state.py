@@ -48,7 +48,7 @@ def saved(kind: Any, width: int, folder: Path) -> mu.Run:
 def test_quantised_state_is_streamed_with_the_bits_of_a_run_in_memory(kind, tmp_path):
     run = saved(kind, 256, tmp_path / "base")
     with pytest.warns(UserWarning, match="0 of the 2 "):
-        wide = mu.widen(run, lambda: make(512), rules=WRITTEN_RULES)
+        wide = mu.grow(run, lambda: make(512), rules=WRITTEN_RULES)
     assert wide.plan is not None
     names = [[name for name, _ in run.model.named_parameters()]]
     row = f"bitsandbytes.optim.{kind.__name__.removeprefix('Bnb')}"
@@ -81,7 +81,7 @@ def test_adamw_is_told_from_the_shape_of_its_state(kind, told, tmp_path):
 
 def test_state_whose_rows_are_not_whole_blocks_is_refused_in_a_file(tmp_path):
     run = saved(BnbAdamW, 80, tmp_path / "base")
-    plan = mu.plan_between(make, 80, 160)
+    plan = mu.plans.plan_between(make, 80, 160)
     names = [[name for name, _ in run.model.named_parameters()]]
     refusal(
         lambda: trainer_moves(

@@ -47,7 +47,7 @@ def sentence_model(folder, kinds=KINDS, width="word_embedding_dimension"):
 
 
 def widened(folder, out, *more):
-    return main(["widen", str(folder), str(out), "-k", "2", "--quiet", "--workers", "1", *more])
+    return main(["grow", str(folder), str(out), "-k", "2", "--quiet", "--workers", "1", *more])
 
 
 def encoded(folder):

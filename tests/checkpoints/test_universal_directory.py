@@ -81,5 +81,5 @@ def test_without_a_universal_checkpoint_the_command_that_makes_one_is_told(base,
     for name in ("config.json", "model.safetensors"):
         (bare / name).write_bytes((base / name).read_bytes())
     (bare / "global_step2").mkdir()
-    assert main(["widen", str(bare), str(tmp_path / "wide"), "-k", "2", "--quiet"]) == 0
+    assert main(["grow", str(bare), str(tmp_path / "wide"), "-k", "2", "--quiet"]) == 0
     assert "ds_to_universal --input_folder" in capsys.readouterr().out

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 import mupscale
 from mupscale.checkpoints.request import Request
-from mupscale.cli import demo, resume, widen
+from mupscale.cli import demo, resume
+from mupscale.cli import grow as grow
 from mupscale.cli.main import main, parser
 from mupscale.cli.verb import Parser
 from mupscale.families.loaded import Losses
@@ -41,7 +42,7 @@ def test_the_package_is_a_program():
     ("text", "count"), [("1", 1), ("3kB", 3000), ("3KB", 3000), ("2.5 MB", 2_500_000), ("5g", 5 * 10**9), ("1TB", 10**12)]
 )  # fmt: skip
 def test_sizes_from_kilobytes_to_terabytes(text, count):
-    chosen = parser().parse_args(["widen", "a", "b", "-k", "2", "--shard-size", text])
+    chosen = parser().parse_args(["grow", "a", "b", "-k", "2", "--shard-size", text])
     assert chosen.shard_size == count
 
 
@@ -49,7 +50,7 @@ def test_sizes_from_kilobytes_to_terabytes(text, count):
 def test_sizes_that_are_none(text, capsys):
     """Control: no unit is guessed, and no file has zero bytes."""
     with pytest.raises(SystemExit):
-        parser().parse_args(["widen", "a", "b", "-k", "2", f"--shard-size={text}"])
+        parser().parse_args(["grow", "a", "b", "-k", "2", f"--shard-size={text}"])
     told = capsys.readouterr().err
     assert "--shard-size" in told
     assert "[usage]" in told
@@ -84,7 +85,7 @@ def test_a_refused_request_is_one_message_and_exit_code_2(capsys):
 
 def test_the_verbs_are_those_of_the_readme():
     assert list(VERBS) == [
-        "plan", "widen", "upscale", "check", "tune", "report", "cost", "advise", "demo", "doctor",
+        "plan", "grow", "upscale", "check", "tune", "report", "cost", "advise", "demo", "doctor",
     ]  # fmt: skip
     for name in VERBS:
         assert name in parser().format_help()
@@ -183,7 +184,7 @@ def test_without_extras_every_verb_says_in_one_line_what_to_install(tmp_path):
     sizes = ["--proxy", "8", "--steps", "9", "--batch", "2", "--context", "4"]
     cases = [
         (["plan", str(base), "-k", "2"], "transformers", hf),
-        (["widen", str(base), str(tmp_path / "wide"), "-k", "2"], "transformers", hf),
+        (["grow", str(base), str(tmp_path / "wide"), "-k", "2"], "transformers", hf),
         (["upscale", str(base), str(tmp_path / "wide"), "-k", "2", "--noise", "t=0.2"], "transformers", hf),
         (["cost", str(base), "-k", "2", *sizes], "transformers", hf),
         (["tune", str(proxy), "--width", "8", "-k", "2", "--steps", "4"], "optuna", tune),
@@ -220,7 +221,7 @@ def test_without_extras_every_verb_says_in_one_line_what_to_install(tmp_path):
 )  # fmt: skip
 def test_a_jump_of_the_batch_is_warned_of(losses, noise, text):
     chosen = argparse.Namespace(noise=noise)
-    told = widen._costs(Losses(losses[0], losses[1], "loss", "x.json"), chosen, Request("2")).splitlines()
+    told = grow._costs(Losses(losses[0], losses[1], "loss", "x.json"), chosen, Request("2")).splitlines()
     assert told[0] == f"loss of x.json: {losses[0]:.4f} before noise (the base's), {losses[1]:.4f} after"
     assert len(told) == (2 if text else 1), "the last one is the control: a rise that is no jump"
     assert told[-1].startswith("warning: noise raises the loss from") == bool(text)

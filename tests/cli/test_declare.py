@@ -81,7 +81,7 @@ def test_declarations_are_recorded_and_checked_again(base, tmp_path, capsys):
     file = tmp_path / "declare.json"
     file.write_text(json.dumps(told))
     out = tmp_path / "wide"
-    assert main(["widen", str(base), str(out), "-k", "2", "--declare", str(file)]) == 0
+    assert main(["grow", str(base), str(out), "-k", "2", "--declare", str(file)]) == 0
     assert f"--declare {file}" in capsys.readouterr().out, "the next command repeats it"
     kept = json.loads(json.loads((out / "mupscale.json").read_text())["request"]["declared"])
     assert {key: kept[key] for key in told} == told

@@ -47,8 +47,8 @@ FACTORIES = {
 def test_the_grown_model_is_where_the_base_is(name, device):
     torch.manual_seed(0)
     base = net(16).to(device)
-    grown = mu.widen(base, lambda: FACTORIES[name](device)).model
-    want = mu.widen(base, lambda: net(32)).model
+    grown = mu.grow(base, lambda: FACTORIES[name](device)).model
+    want = mu.grow(base, lambda: net(32)).model
     for got, expected in zip(grown.parameters(), want.parameters(), strict=True):
         assert got.device == expected.device == next(base.parameters()).device
         assert torch.equal(got, expected)
@@ -60,8 +60,8 @@ def test_the_grown_model_is_where_the_base_is(name, device):
 )
 def test_buffers_made_from_parameters_go_where_the_base_has_them(place, device):
     base = Averaged(16)
-    want = mu.widen(base, lambda: Averaged(32), unproved=True).model
-    grown = mu.widen(base.to(device), lambda: place(Averaged(32), device), unproved=True).model
+    want = mu.grow(base, lambda: Averaged(32), prove=False).model
+    grown = mu.grow(base.to(device), lambda: place(Averaged(32), device), prove=False).model
     assert {t.device for t in (*grown.parameters(), *grown.buffers())} == {next(base.parameters()).device}
     assert torch.equal(grown.average.cpu(), want.average)  # type: ignore[arg-type]
 
@@ -95,7 +95,7 @@ def test_a_model_with_a_device_map_keeps_its_places(place):
     base = mapped(16)
     run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))
     step(run, 0)
-    host = mu.widen(net(16), lambda: net(32), loss=squares)
+    host = mu.grow(net(16), lambda: net(32), loss=squares)
     grown = mu.upscale(run, lambda: mapped(32), mu.SignalNoise(0.05), loss=squares)
     assert [p.device for p in grown.model.parameters()] == [p.device for p in base.parameters()]
     assert {str(p.device) for p in base.parameters()} == {"pretend:0", "pretend:1"}
@@ -112,10 +112,10 @@ def test_another_device_map_is_refused_with_a_remedy_that_works(device):
         (base, lambda: mapped(32, MAPS["the same, changed"])),
         (plain, lambda: mapped(32)),
     ):
-        for options in ({"loss": squares}, {"unproved": True}):
+        for options in ({"loss": squares}, {"prove": False}):
             with refused("factory.other_device_map", where="device_map"):
-                mu.widen(start, make, **options)
+                mu.grow(start, make, **options)
         with refused("factory.other_device_map", where="device_map"):
             mu.infer_plan(start, make, loss=squares)
-    mu.widen(base, lambda: mapped(32, base.hf_device_map), loss=squares)
-    mu.widen(plain, lambda: net(32), example_inputs=(torch.ones(2, 8, device=device),))
+    mu.grow(base, lambda: mapped(32, base.hf_device_map), loss=squares)
+    mu.grow(plain, lambda: net(32), example_inputs=(torch.ones(2, 8, device=device),))

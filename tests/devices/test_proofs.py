@@ -167,7 +167,7 @@ def test_a_search_finds_the_plan_that_it_finds_on_the_cpu(name, place):
 
 def test_example_inputs_prove_there(place):
     run, _ = trained(mlp, 16, place)
-    wide = mu.widen(run, lambda: mlp(32), example_inputs=(torch.ones(4, 8, device=place),))
+    wide = mu.grow(run, lambda: mlp(32), example_inputs=(torch.ones(4, 8, device=place),))
     assert wide.plan.proof == "outputs"  # type: ignore[union-attr]
 
 
@@ -201,9 +201,9 @@ def test_a_model_over_two_devices_keeps_its_places(place):
     def loss(model):
         return model(x).square().mean()
 
-    here = mu.widen(base, lambda: Spread(32), loss=loss)
+    here = mu.grow(base, lambda: Spread(32), loss=loss)
     base.spread_()
-    there = mu.widen(base, lambda: Spread(32), loss=loss)
+    there = mu.grow(base, lambda: Spread(32), loss=loss)
     assert there.plan.hash == here.plan.hash  # type: ignore[union-attr]
     assert places_of(there.model) == places_of(base)
     assert set(places_of(base).values()) == {"pretend:0", "pretend:1", "cpu"}
@@ -241,7 +241,7 @@ def test_verify_holds_there(place, dtype):
     run, loss = trained(mlp, 16, place)
     step = step_with(loss)
     assert mu.verify(run, lambda: mlp(32), step=step, steps=3, dtype=dtype).holds
-    broken = mu.widen(run, lambda: mlp(32))
+    broken = mu.grow(run, lambda: mlp(32))
     with torch.no_grad():
         broken.model[2].weight.mul_(1.5)  # type: ignore[index]
     assert not mu.verify(run, broken, step=step, steps=3, dtype=dtype).holds, "control"
@@ -293,7 +293,7 @@ def test_what_is_written_there_stays_there(coarse):
         weights = torch.ones(4, 1, device=coarse) * (1 + total)
         return (model(x).float() * weights.to(coarse)).square().mean()
 
-    wide = mu.widen(run, lambda: mlp(32), loss=loss)
+    wide = mu.grow(run, lambda: mlp(32), loss=loss)
     assert (wide.plan.proof, total.device.type, total.dtype) == ("loss", coarse.type, torch.float32)  # type: ignore[union-attr]
     assert float(total) != 0
 
@@ -306,7 +306,7 @@ def diagnosed(where):
     certificate = mu.verify(run, lambda: mlp(32), loss=loss, dtype=torch.float32)
     length = statistics.statistic(run.model[0].bias, "norm")
     drawn = mlp(64).to(where)
-    mu.init_(drawn, mu.plan_between(mlp, 16, 64), std=run.model)
+    mu.init_(drawn, mu.plans.plan_between(mlp, 16, 64), std=run.model)
     deep, loss = trained(Blocks, 2, where)
     plan = mu.infer_plan(deep.model, lambda: Blocks(3), loss=loss, order={"blocks": [0, None, 1]})
     woken = mu.upscale(deep, lambda: Blocks(3), mu.SignalNoise(0.05), plan=plan)

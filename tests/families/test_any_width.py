@@ -116,7 +116,7 @@ def test_a_fold_that_is_right_at_one_size_only_is_found_out(large):
 
 def test_a_directory_grows_by_zeros_and_loads_in_the_stock_class(tmp_path):
     base, ends = saved(tmp_path / "base"), (tmp_path / "base", tmp_path / "wide")
-    assert cli("widen", *ends, "-k ffn=2 --to hidden=48,heads=6,kv_heads=3 --quiet") == 0
+    assert cli("grow", *ends, "-k ffn=2 --to hidden=48,heads=6,kv_heads=3 --quiet") == 0
     assert cli("check", *ends, "--model") == 0
     wide = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "wide")
     assert (wide.config.hidden_size, wide.config.intermediate_size, wide.config.head_dim) == (48, 80, 8)
@@ -146,7 +146,7 @@ def test_noise_wakes_zeros_without_a_jump_and_files_equal_the_live_bits(tmp_path
     assert float(out[:, 32:].abs().max()) == 0, "heads are cut where they are read"
     gain = stored["model.layers.0.input_layernorm.weight"]
     torch.testing.assert_close(gain[32:], torch.full((16,), (2 / 3) ** 0.5))
-    widened = mu.widen(base, make, plan=family.plan).model.state_dict()
+    widened = mu.grow(base, make, plan=family.plan).model.state_dict()
     for name, entry in family.plan.tensors.items():
         if name in stored:
             image = tuple(slice(axis.base) for axis in entry.axes)

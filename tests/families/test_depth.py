@@ -74,7 +74,7 @@ def test_biases_of_writers_that_are_not_split_are_refused(monkeypatch):
 
 def test_split_biases_in_files_continue_the_base(tmp_path):
     base = saved(tmp_path / "base", "GPT2", **WITH_BIASES["gpt2"], **TOKENS)
-    assert cli("widen", tmp_path / "base", tmp_path / "deep", "--to layers=4 --quiet") == 0
+    assert cli("grow", tmp_path / "base", tmp_path / "deep", "--to layers=4 --quiet") == 0
     deep = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "deep").eval()
     blocks = deep.transformer.h
     assert torch.equal(blocks[1].attn.c_proj.bias, blocks[0].mlp.c_proj.bias)
@@ -169,7 +169,7 @@ def test_settings_of_a_block_move_with_it():
     torch.manual_seed(0)
     base = stock(transformers.SmolLM3Config(**{k: v for k, v in fields.items() if k != "model_type"}))
     base.model.layers[3].eval()
-    deep: Any = mu.widen(
+    deep: Any = mu.grow(
         base, lambda: stock(transformers.SmolLM3Config(**family.wide_config)), plan=family.plan
     ).model
     assert [block.self_attn.use_rope for block in deep.model.layers] == [1, 1, 1, 0, 1]
@@ -182,7 +182,7 @@ def test_settings_of_a_block_move_with_it():
 def test_a_sleeping_block_wakes_no_other(tmp_path, capsys):
     """Noise has the size of the block before; behind one that sleeps it would be zero."""
     saved(tmp_path / "base")
-    assert cli("widen", tmp_path / "base", tmp_path / "deep", "--to layers=3,after=0 --quiet") == 0
+    assert cli("grow", tmp_path / "base", tmp_path / "deep", "--to layers=3,after=0 --quiet") == 0
     more = ("upscale", tmp_path / "deep", tmp_path / "more", "--noise t=0.1 --no-loss --quiet")
     assert cli(*more, "--to layers=4,after=1") != 0
     assert "[noise.wakes_nothing]" in capsys.readouterr().err
@@ -191,7 +191,7 @@ def test_a_sleeping_block_wakes_no_other(tmp_path, capsys):
 
 def test_a_directory_grows_deeper_and_loads_in_the_stock_class(tmp_path):
     base, ends = saved(tmp_path / "base"), (tmp_path / "base", tmp_path / "deep")
-    assert cli("widen", *ends, "--to layers=4 --quiet") == 0
+    assert cli("grow", *ends, "--to layers=4 --quiet") == 0
     assert cli("check", *ends, "--model") == 0
     deep = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "deep")
     words = torch.randint(0, 97, (2, 9))

@@ -152,8 +152,8 @@ def test_a_random_up_is_not_asleep():
     """Control: with down = 0 alone the first loss is the base's, and the training is another one."""
     base, found = llama().double(), family()
     run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))
-    wide = mu.widen(run, maker(found), plan=found.plan)
-    loud = mu.widen(run, maker(found), plan=found.plan)
+    wide = mu.grow(run, maker(found), plan=found.plan)
+    loud = mu.grow(run, maker(found), plan=found.plan)
     with torch.no_grad():
         for name, parameter in loud.model.named_parameters():
             if found.plan[name].new and not found.plan[name].quiet:
@@ -173,9 +173,9 @@ def test_muon_is_refused_for_feed_forward_weights(into, code):
     base, found = llama(), family_plan(LLAMA, to=f"{GOAL},into={into}")
     matrices = {n: p for n, p in base.named_parameters() if p.dim() == 2 and "layers" in n}
     with refused(code):
-        mu.widen(mu.Run(base, torch.optim.Muon(matrices.values(), lr=1e-2)), maker(found), plan=found.plan)
+        mu.grow(mu.Run(base, torch.optim.Muon(matrices.values(), lr=1e-2)), maker(found), plan=found.plan)
     attention = [p for n, p in matrices.items() if "self_attn" in n]
-    wide = mu.widen(mu.Run(base, torch.optim.Muon(attention, lr=1e-2)), maker(found), plan=found.plan)
+    wide = mu.grow(mu.Run(base, torch.optim.Muon(attention, lr=1e-2)), maker(found), plan=found.plan)
     assert len(wide.optimizers[0].param_groups[0]["params"]) == len(attention), "control: attention alone"
 
 
@@ -185,7 +185,7 @@ def test_gate_and_up_in_different_groups_are_refused():
     groups = [[p for p in base.parameters() if (id(p) in gates) is own] for own in (True, False)]
     run = mu.Run(base, torch.optim.AdamW([{"params": of, "lr": 1e-3} for of in groups]))
     with refused("optimizer.joined_across_groups"):
-        mu.widen(run, maker(found), plan=found.plan)
+        mu.grow(run, maker(found), plan=found.plan)
 
 
 def test_numbers_of_joined_state_must_agree():
@@ -194,7 +194,7 @@ def test_numbers_of_joined_state_must_agree():
     step(run, 0)
     run.optimizers[0].state[base.model.layers[0].mlp.up_proj.weight]["step"].add_(1)
     with refused("state.cannot_be_joined", where="'step'"):
-        mu.widen(run, maker(found), plan=found.plan)
+        mu.grow(run, maker(found), plan=found.plan)
 
 
 REFUSED = {
@@ -240,7 +240,7 @@ def test_a_goal_that_is_not_whole_is_refused(text):
 @pytest.mark.parametrize(("kind", "more"), [("llama", ""), ("llama", "--into glm4_moe"), ("qwen3", "")])
 def test_a_directory_gets_experts_and_loads_in_the_stock_class(tmp_path, kind, more):
     base, ends = saved(tmp_path / "base", kind.capitalize()), (tmp_path / "base", tmp_path / "wide")
-    assert cli("widen", *ends, f"--to {GOAL} {more} --quiet") == 0
+    assert cli("grow", *ends, f"--to {GOAL} {more} --quiet") == 0
     assert cli("check", *ends, "--model") == 0
     wide, told = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "wide", output_loading_info=True
@@ -252,7 +252,7 @@ def test_a_directory_gets_experts_and_loads_in_the_stock_class(tmp_path, kind, m
     about = json.loads((tmp_path / "wide" / "mupscale.json").read_text())
     assert about["config"]["model_type"] == wide.config.model_type != kind
     assert "its new experts are zero" in (tmp_path / "wide" / "README.md").read_text()
-    again = ("widen", tmp_path / "wide", tmp_path / "wider", "-k hidden=2,heads=2,kv_heads=2 --quiet")
+    again = ("grow", tmp_path / "wide", tmp_path / "wider", "-k hidden=2,heads=2,kv_heads=2 --quiet")
     assert cli(*again) == 0
 
 
@@ -280,8 +280,8 @@ def test_a_directory_of_copies_loads_in_the_stock_class_and_equals_the_live_bits
 
 def test_a_grown_base_gets_no_experts(tmp_path, capsys):
     saved(tmp_path / "base")
-    assert cli("widen", tmp_path / "base", tmp_path / "wide", "-k 2 --quiet") == 0
-    assert cli("widen", tmp_path / "wide", tmp_path / "more", f"--to {GOAL} --quiet") != 0
+    assert cli("grow", tmp_path / "base", tmp_path / "wide", "-k 2 --quiet") == 0
+    assert cli("grow", tmp_path / "wide", tmp_path / "more", f"--to {GOAL} --quiet") != 0
     assert "[experts.base_was_grown]" in capsys.readouterr().err
 
 

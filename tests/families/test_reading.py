@@ -110,7 +110,7 @@ def test_such_a_directory_grows_and_loads(tmp_path, capsys, case):
     _, name, _, told = CASES[case]
     assert main(["plan", str(base), "-k", "2"]) == 0
     assert told in capsys.readouterr().out
-    assert main(["widen", str(base), str(out), "-k", "2", "--workers", "1"]) == 0
+    assert main(["grow", str(base), str(out), "-k", "2", "--workers", "1"]) == 0
     assert told in capsys.readouterr().out
     (want, logits), (found, wide_logits) = outputs(base, name), outputs(out, name)
     assert (
@@ -168,7 +168,7 @@ def test_a_plan_needs_the_configuration_alone(tmp_path, capsys, index):
     said = capsys.readouterr().out
     assert "made from config.json alone" in said
     assert "80.8 kB" in said, "its size at the dtype that config.json names"
-    assert main(["widen", str(tmp_path), str(tmp_path.parent / "w"), "-k", "2"]) == 2
+    assert main(["grow", str(tmp_path), str(tmp_path.parent / "w"), "-k", "2"]) == 2
 
 
 def test_weights_that_upscale_refuses_are_refused_by_plan(tmp_path, capsys):

@@ -46,7 +46,7 @@ def test_a_mixture_of_experts_goes_through_the_stream_and_equals_the_live_path(t
     base, out = tmp_path / "base", tmp_path / "wide"
     model = mixtral()
     model.save_pretrained(base)
-    verb = ["widen"] if noise is None else ["upscale", "--noise", noise]
+    verb = ["grow"] if noise is None else ["upscale", "--noise", noise]
     assert main([*verb, str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
     assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 0
     plan, _ = read_plans(out)

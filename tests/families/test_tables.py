@@ -62,7 +62,7 @@ def test_the_small_copy_continues_its_base(config, k, to):
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_directory_gets_words_and_loads_in_the_stock_class(tmp_path, capsys, tied):
     base, ends = saved(tmp_path / "base", tie_word_embeddings=tied), (tmp_path / "base", tmp_path / "wide")
-    assert cli("widen", *ends, "--to vocab=+64,layers=3,after=0") == 0
+    assert cli("grow", *ends, "--to vocab=+64,layers=3,after=0") == 0
     said = capsys.readouterr().out
     assert "new words: ids 97 to 160" in said
     assert "over all 161 words" in said

@@ -191,18 +191,18 @@ def test_a_transposed_tensor_is_refused(tmp_path):
 
 
 def plan():
-    return mu.plan_between(make, 4, 8)
+    return mu.plans.plan_between(make, 4, 8)
 
 
 def load(path, **options):
-    return mu.load_wide(path, mu.plans.on_meta(lambda: make(8)), plan=plan(), **options)
+    return mu.load_grown_(path, mu.plans.on_meta(lambda: make(8)), plan=plan(), **options)
 
 
 def test_weights_buffers_and_state_are_those_of_the_live_path(saved):
     path, model, optimizer = saved
     built = mu.plans.on_meta(lambda: make(8))
     wide = mu.Run(built, torch.optim.AdamW(mu.param_groups(built, plan(), torch.optim.AdamW, lr=1e-2)))
-    wide = mu.load_wide(path, wide, plan=plan(), noise=mu.SignalNoise(0.3), seed=3)
+    wide = mu.load_grown_(path, wide, plan=plan(), noise=mu.SignalNoise(0.3), seed=3)
     want = mu.upscale(mu.Run(model, optimizer), lambda: make(8), mu.SignalNoise(0.3), seed=3, plan=plan())
     for name, tensor in want.model.state_dict().items():
         assert torch.equal(wide.model.state_dict()[name], tensor), name
@@ -220,8 +220,8 @@ def unit_groups(model):
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        (lambda p: {"plan": mu.plan_between(make, 5, 10), "run": mu.plans.on_meta(lambda: make(10))}, "checkpoint.shape_differs"),
-        (lambda p: {"plan": mu.plan_between(make, 4, 12)}, "plan.other_shape"),
+        (lambda p: {"plan": mu.plans.plan_between(make, 5, 10), "run": mu.plans.on_meta(lambda: make(10))}, "checkpoint.shape_differs"),
+        (lambda p: {"plan": mu.plans.plan_between(make, 4, 12)}, "plan.other_shape"),
         (lambda p: {"source": p / "nothing"}, "directory.nothing_to_load"),
         (lambda p: {"prefix": "optim."}, "checkpoint.tensor_missing"),
         (lambda p: {"stock": torch.optim.AdamW}, "optimizer.not_in_units"),
@@ -239,7 +239,7 @@ def test_what_does_not_fit_is_refused_and_leaves_nan(saved, change, code):
         groups = mu.param_groups(model, plan(), torch.optim.SGD, lr=1e-2, momentum=0.9)
         run = mu.Run(model, torch.optim.SGD(groups, momentum=0.9))
     source, chosen = changes.get("source", saved[0]), changes.get("plan", plan())
-    refusal(lambda: mu.load_wide(source, run, plan=chosen, prefix=changes.get("prefix")), code)
+    refusal(lambda: mu.load_grown_(source, run, plan=chosen, prefix=changes.get("prefix")), code)
     assert all(p.is_meta or p.isnan().all() for p in model.parameters())
 
 
@@ -247,10 +247,10 @@ def test_other_settings_than_the_sources_are_told(saved):
     built = mu.plans.on_meta(lambda: make(8))
     groups = mu.param_groups(built, plan(), torch.optim.AdamW, lr=1e-2, betas=(0.8, 0.99))
     with pytest.warns(UserWarning, match=r"betas .*\(0.8, 0.99\)"):
-        mu.load_wide(saved[0], mu.Run(built, torch.optim.AdamW(groups, betas=(0.8, 0.99))), plan=plan())
+        mu.load_grown_(saved[0], mu.Run(built, torch.optim.AdamW(groups, betas=(0.8, 0.99))), plan=plan())
     built = mu.plans.on_meta(lambda: make(8))
     with warnings.catch_warnings(action="error"):
-        mu.load_wide(saved[0], mu.Run(built, unit_groups(built)), plan=plan())
+        mu.load_grown_(saved[0], mu.Run(built, unit_groups(built)), plan=plan())
 
 
 def test_buffers_that_nobody_computed_are_refused_and_init_computes_them(tmp_path, saved):
@@ -260,14 +260,14 @@ def test_buffers_that_nobody_computed_are_refused_and_init_computes_them(tmp_pat
             self.inner = make(n)
             self.register_buffer("table", torch.arange(3.0), persistent=False)
 
-    grown = replace(mu.plan_between(Table, 4, 8), proof="loss")
+    grown = replace(mu.plans.plan_between(Table, 4, 8), proof="loss")
     path = saved_as(tmp_path / "table", {"inner": saved[1].state_dict()})
     with torch.device("meta"):
         models = Table(8), Table(8)
-    refusal(lambda: mu.load_wide(path, models[0], plan=grown), "model.buffer_never_computed", where="table")
+    refusal(lambda: mu.load_grown_(path, models[0], plan=grown), "model.buffer_never_computed", where="table")
     init = lambda m: m.get_buffer("table").copy_(torch.arange(3.0))  # noqa: E731
     for model, how in ((models[1], init), (mu.plans.on_meta(lambda: Table(8)), None)):
-        wide = mu.load_wide(path, model, plan=grown, init=how).model
+        wide = mu.load_grown_(path, model, plan=grown, init=how).model
         assert wide.get_buffer("table").tolist() == [0, 1, 2]
 
 
@@ -299,7 +299,7 @@ def states_of(saved):
 
 def load_all(path, **options):
     built = mu.plans.on_meta(lambda: make(8))
-    return mu.load_wide(path, mu.Run(built, unit_groups(built)), plan=plan(), **options)
+    return mu.load_grown_(path, mu.Run(built, unit_groups(built)), plan=plan(), **options)
 
 
 @pytest.mark.parametrize("nest", ["plain", "state", "train_state", "list", "complex", "named as in the file"])
@@ -338,7 +338,7 @@ def test_state_that_cannot_be_told_is_refused_and_none_is_said(tmp_path, saved):
 def test_a_second_load_leaves_nothing_of_the_first(tmp_path, saved):
     run = load_all(saved[0])
     with pytest.warns(UserWarning, match="starts without state"):
-        run = mu.load_wide(saved_as(tmp_path / "bare", {"model": saved[1].state_dict()}), run, plan=plan())
+        run = mu.load_grown_(saved_as(tmp_path / "bare", {"model": saved[1].state_dict()}), run, plan=plan())
     assert not run.optimizers[0].state
 
 
@@ -354,10 +354,10 @@ def test_a_parameter_that_never_trained_has_no_state_in_the_wide_run_either(tmp_
         "param_groups": [{**g, "params": names} for g in state["param_groups"]],
     }
     path = saved_as(tmp_path / "x", {"model": model.state_dict(), "optim": named})
-    grown = mu.plan_between(Unused, 4, 8)
+    grown = mu.plans.plan_between(Unused, 4, 8)
     built = mu.plans.on_meta(lambda: Unused(8))
     wide = mu.Run(built, torch.optim.AdamW(mu.param_groups(built, grown, torch.optim.AdamW, lr=1e-2)))
-    wide = mu.load_wide(path, wide, plan=grown, unproved=True)
+    wide = mu.load_grown_(path, wide, plan=grown, prove=False)
     assert len(wide.optimizers[0].state) == len(names) - 2
 
 
@@ -366,24 +366,28 @@ def test_units_of_another_plan_are_refused(saved):
     optimizer = torch.optim.AdamW(built.parameters(), lr=1e-2)
     attached = mu.step_in_units_(optimizer, identity_plan(built), model=built)
     refusal(
-        lambda: mu.load_wide(saved[0], mu.Run(built, optimizer), plan=plan()),
+        lambda: mu.load_grown_(saved[0], mu.Run(built, optimizer), plan=plan()),
         "optimizer.not_in_units",
         where="0.5",
     )
     attached.remove()
     mu.step_in_units_(optimizer, plan(), model=built)
-    assert mu.load_wide(saved[0], mu.Run(built, optimizer), plan=plan()).provenance["loaded"]["moments"] == 12
+    assert (
+        mu.load_grown_(saved[0], mu.Run(built, optimizer), plan=plan()).provenance["loaded"]["moments"] == 12
+    )
 
 
 def test_state_made_on_the_meta_device_is_filled_or_refused(tmp_path, saved):
     built = mu.plans.on_meta(lambda: make(8))
     adagrad = torch.optim.Adagrad(mu.param_groups(built, plan(), torch.optim.Adagrad, lr=1e-2))
     bare = saved_as(tmp_path / "bare", {"model": saved[1].state_dict()})
-    refusal(lambda: mu.load_wide(bare, mu.Run(built, adagrad), plan=plan()), "optimizer.state_on_meta")
+    refusal(lambda: mu.load_grown_(bare, mu.Run(built, adagrad), plan=plan()), "optimizer.state_on_meta")
 
 
 def test_noise_that_was_resolved_for_something_else_is_refused(saved):
-    foreign = mu.diagnostics.resolve_noise({}, mu.MupNoise(0.1), plan=mu.plan_between(Unused, 4, 8), seed=5)
+    foreign = mu.diagnostics.resolve_noise(
+        {}, mu.MupNoise(0.1), plan=mu.plans.plan_between(Unused, 4, 8), seed=5
+    )
     refusal(lambda: load(saved[0], noise=foreign), "noise.unknown_tensor", where="body.0.weight")
     own = mu.diagnostics.resolve_noise({}, mu.MupNoise(0.1), plan=plan(), seed=5)
     refusal(lambda: load(saved[0], noise=own, seed=3), "noise.other_seed")
@@ -408,13 +412,13 @@ class Scaled(nn.Module):
 
 def test_buffers_behind_wrappers_are_those_inside(tmp_path):
     path = saved_as(tmp_path / "x", {"model": Scaled(4).state_dict()})
-    grown = mu.plan_between(Scaled, 4, 8)
+    grown = mu.plans.plan_between(Scaled, 4, 8)
     built = mu.plans.on_meta(lambda: Scaled(8, wrap=True))
-    wide: Any = mu.load_wide(path, built, plan=grown, unproved=True).model
+    wide: Any = mu.load_grown_(path, built, plan=grown, prove=False).model
     assert torch.equal(wide.inner._checkpoint_wrapped_module.table, torch.arange(3.0))
     with torch.device("meta"):
         empty = Scaled(8, wrap=True)
-    again = lambda: mu.load_wide(path, empty, plan=grown, unproved=True)  # noqa: E731
+    again = lambda: mu.load_grown_(path, empty, plan=grown, prove=False)  # noqa: E731
     refusal(again, "model.buffer_never_computed", where="table")
 
 

@@ -65,7 +65,7 @@ def sound(path: Path) -> Path:
     return path
 
 
-def widen(path: Path, out: Path) -> None:
+def grow(path: Path, out: Path) -> None:
     """Everything that is done to a directory, on a small scale."""
     directory = read_directory(path)
     files, moves, index = weight_moves(PLAN, directory)
@@ -421,7 +421,7 @@ def hostile_run(folder: Path, seed: int = 0) -> dict[str, Any]:
             mutate, must_fail = MUTATIONS[name]
             mutate(path, draw)
             before = snapshot(room / "in")
-            found = outcome(lambda path=path, out=out: widen(path, out))  # type: ignore[misc]
+            found = outcome(lambda path=path, out=out: grow(path, out))  # type: ignore[misc]
         else:
             name, must_fail = "job", False
             directory = read_directory(path)
@@ -487,10 +487,10 @@ def test_a_case_that_computes_or_waits_for_ever_is_ended():
 
 def test_the_unmutated_directory_is_widened_and_a_mutated_one_is_not(tmp_path):
     """Control: the cases above fail for what was done to them."""
-    widen(sound(tmp_path / "model"), tmp_path / "wide")
+    grow(sound(tmp_path / "model"), tmp_path / "wide")
     assert set(read_directory(tmp_path / "wide").tensors) == {"w", "x", "y"}
     truncated(sound(tmp_path / "other"), random.Random(0))
-    refusal(lambda: widen(tmp_path / "other", tmp_path / "never"), "header.other_file_size")
+    refusal(lambda: grow(tmp_path / "other", tmp_path / "never"), "header.other_file_size")
     assert not (tmp_path / "never").exists()
 
 

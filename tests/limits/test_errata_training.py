@@ -28,7 +28,9 @@ def jump(n: int, readout: Callable[[int], float]) -> float:
             nn.Linear(2, width, bias=False), nn.Tanh(), nn.Linear(width, 1, bias=False)
         ).double()
 
-    base = mu.init_(make(n), plan := mu.plan_between(make, 1, n), std={"0.weight": 1.0, "2.weight": 1.0})
+    base = mu.init_(
+        make(n), plan := mu.plans.plan_between(make, 1, n), std={"0.weight": 1.0, "2.weight": 1.0}
+    )
     x = torch.tensor([[1.0, 0.3]], dtype=torch.float64)
     noise = mu.MupNoise({"0.weight": 0.0, "2.weight": readout(2 * n)})
     run = mu.Run(base, since=plan)
@@ -182,7 +184,7 @@ def test_gradient_of_a_vector_is_duplicated_as_the_vector_is():
         return nn.Sequential(*layers).double()
 
     base = make((4, 6))
-    wide = mu.widen(base, lambda: make((12, 12))).model
+    wide = mu.grow(base, lambda: make((12, 12))).model
     for model in (base, wide):
         model(torch.ones(3, 2, dtype=torch.float64)).square().mean().backward()
     for name, n, k, other in (("0.bias", 4, 3, 2), ("2.bias", 6, 2, 3)):
@@ -219,10 +221,10 @@ def test_the_global_norm_of_a_widened_model_is_another():
         return nn.Sequential(*hidden, nn.Linear(width, 1)).double()
 
     base = make(8)
-    wide = mu.widen(base, lambda: make(32))
+    wide = mu.grow(base, lambda: make(32))
     assert wide.plan is not None
     weighted, plain = [], []
-    for model, plan in ((base, mu.plan_between(make, 8, 8)), (wide.model, wide.plan)):
+    for model, plan in ((base, mu.plans.plan_between(make, 8, 8)), (wide.model, wide.plan)):
         model.zero_grad()
         model(torch.ones(4, 2, dtype=torch.float64)).square().mean().backward()
         weighted.append(float(mu.diagnostics.grad_norm(model, plan)))

@@ -46,8 +46,8 @@ def loss(model: nn.Module) -> Tensor:
 def test_a_move_in_the_factory_changes_nothing_and_allocates_nothing(name):
     torch.manual_seed(0)
     base = net(4)
-    wide = mu.widen(base, lambda: MOVED[name](8), loss=loss).model
-    want = mu.widen(base, lambda: net(8), loss=loss).model
+    wide = mu.grow(base, lambda: MOVED[name](8), loss=loss).model
+    want = mu.grow(base, lambda: net(8), loss=loss).model
     for (_, got), (_, expected) in zip(wide.named_parameters(), want.named_parameters(), strict=True):
         assert torch.equal(got, expected)
     assert all(p.is_meta for p in on_meta(lambda: MOVED[name](8)).parameters())
@@ -132,7 +132,7 @@ def test_what_is_made_from_parameters_is_made_with_values_and_grows_exactly(make
     torch.manual_seed(0)
     base = make(4)
     run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=0.01))
-    wide = mu.widen(run, lambda: make(8), loss=loss)
+    wide = mu.grow(run, lambda: make(8), loss=loss)
     for _ in range(3):
         values = []
         for side in (run, wide):

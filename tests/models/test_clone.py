@@ -90,7 +90,7 @@ def test_models_with_closures_are_searched_widened_and_verified(kind):
     assert torch.equal(random, torch.get_rng_state())
     assert hooks == len(model._forward_pre_hooks)
     assert not run.optimizer.state
-    wide = mu.widen(run, lambda: Closed(16, kind), unproved=True).model
+    wide = mu.grow(run, lambda: Closed(16, kind), prove=False).model
     assert float((loss(wide) - loss(model)).detach().abs()) < 1e-6
 
 

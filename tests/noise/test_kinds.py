@@ -36,7 +36,7 @@ def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def test_sizes_by_pattern_are_those_of_the_first_that_matches(base):
-    exact = mu.widen(base, lambda: mlp(64)).model
+    exact = mu.grow(base, lambda: mlp(64)).model
     run = mu.upscale(base, lambda: mlp(64), mu.SignalNoise({"2.*": 0.2, "[0-2].*": 0.05}))
     assert moved(run.model, exact, "2.weight") == pytest.approx(0.2, rel=0.15)
     assert moved(run.model, exact, "0.weight") == pytest.approx(0.05, rel=0.3)
@@ -66,7 +66,7 @@ def test_wrong_sizes_by_pattern_are_refused(base):
 
 
 def test_paired_noise_has_a_relative_size_and_moves_outputs_by_rounding_only(base):
-    exact = mu.widen(base, lambda: mlp(64)).model
+    exact = mu.grow(base, lambda: mlp(64)).model
     run = mu.upscale(base, lambda: mlp(64), mu.PairedNoise(t=0.2))
     assert moved(run.model, exact, "2.weight") == pytest.approx(0.2, rel=0.2)
     assert torch.allclose(run.model(X), base(X), atol=1e-5)
@@ -83,7 +83,7 @@ def test_noise_can_be_added_to_a_run_that_is_wide(base):
     run = mu.Run(base, optimizer)
     base(X).square().mean().backward()
     optimizer.step()
-    exact = mu.widen(run, lambda: mlp(64))
+    exact = mu.grow(run, lambda: mlp(64))
     noisy = mu.add_noise(exact, mu.SignalNoise(0.1), seed=3)
     assert moved(noisy.model, exact.model, "2.weight") == pytest.approx(0.1, rel=0.15)
     at_once = mu.upscale(run, lambda: mlp(64), mu.SignalNoise(0.1), seed=3)

@@ -31,8 +31,8 @@ def top(matrix: Tensor) -> float:
 def grown(base: nn.Module, make_wide: Any, noise: Any, plan: mu.Plan | None = None, seed: int = 0) -> Any:
     """What noise alone did: the wide tensors, and the same without noise."""
     plan = plan or mu.infer_plan(base, make_wide())
-    wide = mu.upscale(base, make_wide, noise, plan=plan, unproved=True, seed=seed)
-    exact = mu.widen(base, make_wide, plan=plan, unproved=True)
+    wide = mu.upscale(base, make_wide, noise, plan=plan, prove=False, seed=seed)
+    exact = mu.grow(base, make_wide, plan=plan, prove=False)
     weights = {name: t.detach() for name, t in exact.model.named_parameters()}
     deltas = {name: t.detach() - weights[name] for name, t in wide.model.named_parameters()}
     return wide, weights, deltas
@@ -67,7 +67,7 @@ SIGNAL: dict[str, Any] = {
 def test_signal_noise_has_t_times_the_spectral_norm_of_the_widened_weight(kind: str):
     make, n, wide_n, name, declared = SIGNAL[kind]
     base = seeded(make, n).float()
-    plan = mu.plan_between(make, n, wide_n, **declared)
+    plan = mu.plans.plan_between(make, n, wide_n, **declared)
     wide, weights, deltas = grown(base, lambda: make(wide_n), mu.SignalNoise(T), plan)
     pairs = zip(*(as_matrices(x[name], kind == "experts") for x in (weights, deltas)), strict=True)
     ratios = [top(delta) / top(weight) for weight, delta in pairs]
@@ -79,7 +79,7 @@ def test_signal_noise_has_t_times_the_spectral_norm_of_the_widened_weight(kind: 
 
 def test_one_spectral_norm_for_all_experts_would_be_seen():
     base = seeded(Experts, 64).float()
-    plan = mu.plan_between(Experts, 64, 128, roles={"w": {1: "out", 2: "in"}})
+    plan = mu.plans.plan_between(Experts, 64, 128, roles={"w": {1: "out", 2: "in"}})
     _, weights, deltas = grown(base, lambda: Experts(128), mu.MupNoise(0.1), plan)
     ratios = [top(d) / top(w) for w, d in zip(weights["w"], deltas["w"], strict=True)]
     assert max(ratios) / min(ratios) > 10, "control: one σ̄ for three experts"
@@ -132,10 +132,10 @@ def test_sigmas_transfer_from_a_small_pair_by_the_sizes_of_the_reference():
     """σ̄ found on 32 -> 64 under reference 32, applied on 64 -> 256 under the same reference."""
     sigmas = {"0.weight": 0.3, "2.weight": 0.2, "4.weight": 0.1}
     base = seeded(block, 64)
-    reference = mu.plan_between(block, 32, 64)
+    reference = mu.plans.plan_between(block, 32, 64)
     run = mu.Run(base, since=reference)
     wide = mu.upscale(run, lambda: block(256), mu.MupNoise(sigmas))
-    exact = mu.widen(base, lambda: block(256))
+    exact = mu.grow(base, lambda: block(256))
     for name, power in SIZES.items():
         delta = wide.model.get_parameter(name) - exact.model.get_parameter(name)
         want = sigmas[name] * 8**power
@@ -146,8 +146,8 @@ def test_sigmas_transfer_from_a_small_pair_by_the_sizes_of_the_reference():
 
 
 def test_folds_before_and_after_the_base_both_scale_the_noise():
-    reference = mu.plan_between(block, 8, 16).fold("2.weight", "1/3")
-    plan = mu.plan_between(block, 16, 32).fold("2.weight", "1/5")
+    reference = mu.plans.plan_between(block, 8, 16).fold("2.weight", "1/3")
+    plan = mu.plans.plan_between(block, 16, 32).fold("2.weight", "1/5")
     assert str(reference_size("2.weight", plan, reference)) == "1/30", "1/3 · 1/5 · (32/8)^-1/2"
     assert str(reference_size("2.weight", plan, None)) != "1/30", "control: counted from the base"
 
@@ -155,9 +155,12 @@ def test_folds_before_and_after_the_base_both_scale_the_noise():
 def test_a_width_that_happens_to_equal_its_reference_keeps_its_role():
     """Sizes (in, out): reference (8, 8), base (8, 4), wide (16, 8). The matrix is a matrix all the same."""
     make = lambda s: nn.Sequential(nn.Linear(3, s[0]), nn.Linear(*s), nn.Linear(s[1], 2))  # noqa: E731
-    reference, plan = mu.plan_between(make, (8, 8), (8, 4)), mu.plan_between(make, (8, 4), (16, 8))
+    reference, plan = (
+        mu.plans.plan_between(make, (8, 8), (8, 4)),
+        mu.plans.plan_between(make, (8, 4), (16, 8)),
+    )
     assert float(reference_size("1.weight", plan, reference)) == 2**-0.5
-    near = mu.plan_between(make, (8, 8), (8, 5)), mu.plan_between(make, (8, 5), (16, 10))
+    near = mu.plans.plan_between(make, (8, 8), (8, 5)), mu.plans.plan_between(make, (8, 5), (16, 10))
     assert float(reference_size("1.weight", near[1], near[0])) == 2**-0.5, "control: a neighbouring width"
 
 
@@ -190,7 +193,7 @@ PAIRS = {"k = 2": (8, 16, False), "k = 3": (8, 24, False), "pads": (8, 19, True)
 def test_paired_noise_moves_weights_and_no_output(kind: str):
     n, wide_n, pad = PAIRS[kind]
     base, x = seeded(block, n), data(50, 20)
-    plan = mu.plan_between(block, n, wide_n, pad=pad)
+    plan = mu.plans.plan_between(block, n, wide_n, pad=pad)
     wide, weights, deltas = grown(base, lambda: block(wide_n), mu.PairedNoise(0.5), plan)
     assert_close(wide.model(x), base(x), EXACT)
     for name in ("2.weight", "4.weight"):
@@ -205,7 +208,7 @@ def test_paired_noise_moves_weights_and_no_output(kind: str):
 def test_paired_noise_moves_no_output_of_a_block_layout():
     make = lambda n: nn.Sequential(nn.Linear(5, 12 * n // 4), nn.Tanh(), nn.Linear(12 * n // 4, 3))  # noqa: E731
     layouts = {"0.*": {0: 4}, "2.weight": {1: 4}}
-    plan = mu.plan_between(make, 4, 12, layouts=layouts)
+    plan = mu.plans.plan_between(make, 4, 12, layouts=layouts)
     assert str(plan["2.weight"].axes[1]) == "in: 3x3 * 4"
     base, x = seeded(make, 4), data(50, 5)
     wide, _, deltas = grown(base, lambda: make(12), mu.PairedNoise(0.5), plan)
@@ -216,7 +219,7 @@ def test_paired_noise_moves_no_output_of_a_block_layout():
     assert resolved is not None
     wrong = TensorNoise(resolved.stream, 0.5, 1)
     delta = wrong.slice(plain.axes, [0, 0], [3, 36], deltas["2.weight"])
-    hidden = mu.widen(base, lambda: make(12), plan=plan).model[:2](x)  # type: ignore[index]
+    hidden = mu.grow(base, lambda: make(12), plan=plan).model[:2](x)  # type: ignore[index]
     assert float((hidden @ delta.T).detach().abs().max()) > 1e-3, "control: copies taken for neighbours"
 
 
@@ -228,14 +231,14 @@ def test_copies_of_weights_get_the_same_noise_and_moments_none(dtype: torch.dtyp
     optimizer.step()
     average = AveragedModel(base, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     master = {name: p.detach().float().clone() for name, p in base.named_parameters()}
-    plan = mu.plan_between(block, 8, 24)
+    plan = mu.plans.plan_between(block, 8, 24)
     noise = mu.MupNoise(0.1, vectors=True)
     for ema in (average, {name: p.detach().clone() for name, p in base.named_parameters()}, master):
         wide: Any = mu.upscale(mu.Run(base, optimizer, ema=ema), lambda: block(24), noise, plan=plan)
         kept = wide.ema if isinstance(wide.ema, dict) else dict(wide.ema.module.named_parameters())
         for name, p in wide.model.named_parameters():
             assert_bitwise(kept[name].to(dtype), p, name)
-        exact = mu.widen(mu.Run(base, optimizer), lambda: block(24), plan=plan)
+        exact = mu.grow(mu.Run(base, optimizer), lambda: block(24), plan=plan)
         for name, p in wide.model.named_parameters():
             other = exact.model.get_parameter(name)
             assert torch.equal(p, other) is (name == "4.bias"), f"control: {name} has noise if it grows"

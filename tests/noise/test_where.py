@@ -48,14 +48,14 @@ class Mixed(nn.Module):
 
 def plan(base: int = 4, wide: int = 8) -> mu.Plan:
     roles: dict[str, Any] = {"layer_scale": "out", "empty": {1: "out"}, "readout": "in"}
-    return mu.plan_between(Mixed, base, wide, roles=roles)
+    return mu.plans.plan_between(Mixed, base, wide, roles=roles)
 
 
 def moved(noise: Any, base: nn.Module | None = None) -> dict[str, Tensor]:
     model = seeded(Mixed, 4) if base is None else base
     noisy, exact = (
-        mu.upscale(model, lambda: Mixed(8), noise, plan=plan(), unproved=True).model,
-        mu.widen(model, lambda: Mixed(8), plan=plan(), unproved=True).model,
+        mu.upscale(model, lambda: Mixed(8), noise, plan=plan(), prove=False).model,
+        mu.grow(model, lambda: Mixed(8), plan=plan(), prove=False).model,
     )
     kept = dict(exact.named_parameters())
     return {name: (p - kept[name]).detach() for name, p in noisy.named_parameters()}
@@ -80,7 +80,7 @@ def test_vectors_are_asked_for_by_role_and_not_by_shape():
 
 def test_a_frozen_weight_is_listed_and_gets_noise_once_it_trains():
     model = seeded(Mixed, 4)
-    run = mu.upscale(model, lambda: Mixed(8), mu.SignalNoise(0.2), plan=plan(), unproved=True)
+    run = mu.upscale(model, lambda: Mixed(8), mu.SignalNoise(0.2), plan=plan(), prove=False)
     assert run.provenance["noise"]["without"] == ("frozen.weight",)
     model.frozen.requires_grad_(True)
     assert moved(NOISES["signal"], model)["frozen.weight"].any(), "control: it trains"
@@ -115,13 +115,13 @@ def test_copies_in_other_tensors_must_part_too():
 def test_live_and_sharded_paths_exempt_the_same_weights():
     base, wide = seeded(Mixed, 4).float(), seeded(Mixed, 8).float()
     for kind, noise in NOISES.items():
-        live = mu.upscale(base, lambda: Mixed(8), noise, plan=plan(), seed=3, unproved=True)
-        loaded = mu.load_wide(mu.Run(base), wide, plan=plan(), unproved=True, noise=noise, seed=3)
+        live = mu.upscale(base, lambda: Mixed(8), noise, plan=plan(), seed=3, prove=False)
+        loaded = mu.load_grown_(mu.Run(base), wide, plan=plan(), prove=False, noise=noise, seed=3)
         assert live.provenance["noise"] == loaded.provenance["noise"], kind
         for name, parameter in loaded.model.named_parameters():
             assert torch.equal(parameter, dict(live.model.named_parameters())[name]), f"{kind}, {name}"
-    thawed = mu.load_wide(
-        mu.Run(base), wide.requires_grad_(True), plan=plan(), unproved=True, noise=noise, seed=3
+    thawed = mu.load_grown_(
+        mu.Run(base), wide.requires_grad_(True), plan=plan(), prove=False, noise=noise, seed=3
     )
     frozen = [run.model.get_parameter("frozen.weight") for run in (thawed, live)]
     assert not torch.equal(*frozen), "control: it trains"
@@ -212,13 +212,13 @@ def test_gains_of_padded_units_wake_without_a_jump_and_everything_new_learns(nam
     plan = mu.infer_plan(run.model, wide, pad=True, loss=squared)
     assert {name for name, entry in plan.tensors.items() if entry.typical} == typical
     assert mu.Plan.from_json(plan.to_json()) == plan
-    asleep = mu.widen(start(), wide, plan=plan)
+    asleep = mu.grow(start(), wide, plan=plan)
     woken = mu.upscale(run, wide, mu.SignalNoise(0.1), plan=plan)
     assert drift(start(), asleep, squared, 20) <= EXACT, "asleep"
     in_training = [float(squared(copy.deepcopy(model)).detach()) for model in (woken.model, run.model)]
     assert abs(in_training[0] - in_training[1]) <= 1e-14
     assert abs(in_eval_mode(woken.model) - in_eval_mode(run.model)) <= 1e-14
-    loaded = mu.load_wide(mu.Run(run.model), wide(), plan=plan, noise=mu.SignalNoise(0.1))
+    loaded = mu.load_grown_(mu.Run(run.model), wide(), plan=plan, noise=mu.SignalNoise(0.1))
     record = json.loads(json.dumps(dict(woken.provenance["noise"]), default=list))
     restored = fill_model_(
         make(7).double(), run.model, Direction(plan, noise=restore_noise(record, plan))
@@ -227,7 +227,7 @@ def test_gains_of_padded_units_wake_without_a_jump_and_everything_new_learns(nam
         assert torch.equal(value, loaded.model.state_dict()[key]), f"shards: {key}"
         assert torch.equal(value, restored[key]), f"from its record: {key}"
     dull = replace(plan, tensors={key: replace(e, typical=False) for key, e in plan.tensors.items()})
-    control = mu.upscale(run, wide, mu.SignalNoise(0.1), plan=dull, unproved=True)
+    control = mu.upscale(run, wide, mu.SignalNoise(0.1), plan=dull, prove=False)
     assert still(woken) == set()
     assert bool(still(control)) == bool(typical)
 
@@ -247,7 +247,7 @@ def test_names_are_found_through_wrappers_and_ties():
             self.table = nn.Embedding(5, n, padding_idx=1)
             self.table.weight = self.head.weight
 
-    grown = mu.plan_between(Tied, 4, 8, roles={"head.weight": {1: "out"}}, folds={"head.weight": 1})
+    grown = mu.plans.plan_between(Tied, 4, 8, roles={"head.weight": {1: "out"}}, folds={"head.weight": 1})
     model = Tied(4)
     assert exempt_of(model, grown, "base").padding == {"head.weight": 1}
     averaged = torch.optim.swa_utils.AveragedModel(model)

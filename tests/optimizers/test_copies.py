@@ -57,7 +57,7 @@ def trained(make: Any) -> mu.Run:
 
 def noise_in(run: mu.Run, key: str | None, rules: Any = None) -> dict[str, torch.Tensor]:
     """What noise changed in the weights, or in a state."""
-    pair = (mu.upscale(run, lambda: net(8), NOISE, rules=rules), mu.widen(run, lambda: net(8), rules=rules))
+    pair = (mu.upscale(run, lambda: net(8), NOISE, rules=rules), mu.grow(run, lambda: net(8), rules=rules))
     found = []
     for one in pair:
         named = dict(one.model.named_parameters())
@@ -96,7 +96,7 @@ def _without_copy() -> OptimizerRule:
 def test_noise_outlives_a_step_on_master_weights(rules: Any, survives: bool):
     run = trained(Master)
     noisy = mu.upscale(run, lambda: net(8), NOISE, rules=rules)
-    exact = mu.widen(run, lambda: net(8), rules=rules)
+    exact = mu.grow(run, lambda: net(8), rules=rules)
     for one in (noisy, exact):
         train(one, 1)
     weights = [one.model.get_parameter("2.weight") for one in (noisy, exact)]
@@ -107,10 +107,10 @@ def test_noise_outlives_a_step_on_master_weights(rules: Any, survives: bool):
 def test_sharded_loading_gives_copies_the_same_noise():
     run = trained(lambda p: torch.optim.ASGD(p, lr=0.01, t0=1))
     live = mu.upscale(run, lambda: net(8), NOISE)
-    model, plan = net(8).double(), mu.plan_between(net, 4, 8)
+    model, plan = net(8).double(), mu.plans.plan_between(net, 4, 8)
     settings: dict[str, Any] = {"lr": 0.01, "t0": 1}
     wide = mu.Run(model, torch.optim.ASGD(mu.param_groups(model, plan, torch.optim.ASGD, **settings)))
-    loaded = mu.load_wide(run, wide, plan=plan, noise=NOISE)
+    loaded = mu.load_grown_(run, wide, plan=plan, noise=NOISE)
     for name, p in loaded.model.named_parameters():
         other = live.model.get_parameter(name)
         want, found = live.optimizer.state[other]["ax"], loaded.optimizer.state[p]["ax"]

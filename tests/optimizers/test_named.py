@@ -29,7 +29,7 @@ class Net(nn.Module):
         return self.last(torch.tanh(self.hidden(torch.tanh(self.first(x)))))
 
 
-PLAN = mu.plan_between(Net, 4, 12)
+PLAN = mu.plans.plan_between(Net, 4, 12)
 THERE, BACK = Direction(PLAN), Direction(PLAN, back=True)
 NAMES = [name for name, _ in Net(2).named_parameters()]
 X = torch.randn(16, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -62,7 +62,7 @@ def trained(kind: str, width: int, bits: int = 8) -> tuple[mu.Run, Callable[[mu.
 
 def widened(run: mu.Run, width: int) -> tuple[mu.Run, str]:
     with pytest.warns(UserWarning, match="quantised") as told:
-        wide = mu.widen(run, lambda: make(width), rules=WRITTEN_RULES)
+        wide = mu.grow(run, lambda: make(width), rules=WRITTEN_RULES)
     return wide, str(told[0].message)
 
 
@@ -102,10 +102,12 @@ def test_state_is_rounded_by_less_than_half_a_gap_of_its_table_elsewhere_and_tol
 def test_losses_follow_the_base_and_those_of_fresh_state_do_not(kind, widths):
     run, step = trained(kind, widths[0])
     wide, _ = widened(run, widths[1])
-    model = mu.widen(run.model, lambda: make(widths[1])).model
+    model = mu.grow(run.model, lambda: make(widths[1])).model
     rule, lr = KINDS[kind]
     assert wide.plan is not None
-    fresh = mu.Run(model, mu.optimizer_for(model, wide.plan, rule, lr=lr, optim_bits=8, rules=WRITTEN_RULES))
+    fresh = mu.Run(
+        model, mu.trainers.optimizer_for(model, wide.plan, rule, lr=lr, optim_bits=8, rules=WRITTEN_RULES)
+    )
     losses = [(step(run), step(wide), step(fresh)) for _ in range(10)]
     carried, anew = (max(abs(of[i] / of[0] - 1) for of in losses) for i in (1, 2))
     assert carried < 0.02
@@ -129,7 +131,7 @@ def test_a_tensor_keeps_the_bits_it_had():
     run, step = trained("AdamW", 40)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        wide = mu.widen(run, lambda: make(80), rules=WRITTEN_RULES)
+        wide = mu.grow(run, lambda: make(80), rules=WRITTEN_RULES)
     assert state_of(wide)["state1"].shape == (80, 80)
     assert state_of(wide)["state1"].dtype == torch.float32
     assert "absmax1" not in state_of(wide)
@@ -160,7 +162,9 @@ def test_a_state_dict_of_bitsandbytes_is_read_although_it_hides_its_tensors():
     names = [name for name, _ in run.model.named_parameters()]
     assert wide.plan is not None
     with pytest.warns(UserWarning, match="quantised"):
-        there = mu.widen_optimizer_state_dict(state, wide.plan, BnbAdamW, names=names, rules=WRITTEN_RULES)
+        there = mu.trainers.grow_optimizer_state_dict(
+            state, wide.plan, BnbAdamW, names=names, rules=WRITTEN_RULES
+        )
     found = {
         name: of
         for g in there["param_groups"]
@@ -183,10 +187,10 @@ def test_settings_that_bitsandbytes_keeps_for_single_parameters_are_refused():
     run, _ = trained("Lion", 8)
     manager = SimpleNamespace(index2config={(0, 1): {"optim_bits": 32}}, pid2config={})
     run.optimizer.mng = manager  # type: ignore[attr-defined]
-    mu.widen(run, lambda: make(16), rules=WRITTEN_RULES)  # control: bits are kept in the state
+    mu.grow(run, lambda: make(16), rules=WRITTEN_RULES)  # control: bits are kept in the state
     manager.pid2config[0] = {"lr": 1.0}
     refusal(
-        lambda: mu.widen(run, lambda: make(16), rules=WRITTEN_RULES),
+        lambda: mu.grow(run, lambda: make(16), rules=WRITTEN_RULES),
         "optimizer.overridden_settings",
         where="lr",
     )
@@ -291,7 +295,7 @@ def test_the_state_of_torchao_is_carried(kind, widths, monkeypatch, tmp_path):
         model(x).square().mean().backward()
         run.optimizer.step()
     with pytest.warns(UserWarning, match="quantised"):
-        wide = mu.widen(run, lambda: make(widths[1]))
+        wide = mu.grow(run, lambda: make(widths[1]))
     torch.save(run.optimizer.state_dict(), tmp_path / "optimizer.pt")
     refusal(
         lambda: read_tree(tmp_path / "optimizer.pt"), "archive.made_of_several_tensors", where="optimizer.pt"

@@ -149,7 +149,7 @@ def test_a_setting_that_only_another_row_lists_is_refused():
 
         def act(run: mu.Run = run, kind: str = kind) -> list[Any]:
             return [
-                lambda: mu.widen(run, lambda: net(4), plan=PLAN, rules=rules),
+                lambda: mu.grow(run, lambda: net(4), plan=PLAN, rules=rules),
                 lambda: mu.param_groups(net(4), PLAN, optim.AdamW, rules=rules, kind=kind),
                 lambda: mu.step_in_units_(wide(kind), PLAN, model=MODEL, rules=rules),
             ]
@@ -184,8 +184,8 @@ def net(n: int) -> nn.Module:
     return nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
 
 
-PLAN = mu.plan_between(net, 2, 4)
-PADDED = mu.plan_between(net, 2, 5, pad=True)
+PLAN = mu.plans.plan_between(net, 2, 4)
+PADDED = mu.plans.plan_between(net, 2, 5, pad=True)
 MODEL = net(4)
 
 

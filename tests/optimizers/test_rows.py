@@ -122,9 +122,7 @@ def grown(
     for _ in range(4):
         base.weight.grad = gradient()
         run.optimizer.step()
-    wide = mu.widen(
-        run, lambda: Weight(entry.wide_shape), plan=Plan({"weight": entry}), unproved=True, **extra
-    )
+    wide = mu.grow(run, lambda: Weight(entry.wide_shape), plan=Plan({"weight": entry}), prove=False, **extra)
     worst = 0.0
     for _ in range(steps):
         base.weight.grad = gradient()
@@ -314,11 +312,11 @@ def test_attributes_that_a_constructor_sets_are_kept():
     model = nn.Linear(2, 2, bias=False)
     entry = TensorPlan(("weight",), (Axis.parse("out: 2x2"), Axis.parse("in: 2x2")))
     run = mu.Run(model, Clipped(model.parameters(), bound=7.0))
-    wide = mu.widen(
+    wide = mu.grow(
         run,
         lambda: nn.Linear(4, 4, bias=False),
         plan=Plan({"weight": entry}),
-        unproved=True,
+        prove=False,
         rules={name: mu.rules.rule_for(optim.SGD)},
     )
     assert wide.optimizer.bound == 7.0  # type: ignore[attr-defined]

@@ -45,9 +45,9 @@ def test_what_modules_decide_is_exact_in_outputs_and_gradients(name: str):
     make, x = DECIDED[name]
     torch.manual_seed(0)
     base: Any = make(4).double()
-    plan = mu.plan_between(make, 4, 8, layouts=LAYOUTS.get(name))
+    plan = mu.plans.plan_between(make, 4, 8, layouts=LAYOUTS.get(name))
     assert plan.proof == "modules"
-    wide: Any = mu.widen(base, lambda: make(8), plan=plan).model
+    wide: Any = mu.grow(base, lambda: make(8), plan=plan).model
     assert_close(wide(x.double()), base(x.double()), EXACT)
     measured = mu.plans.gradient_identity(base, wide, loss=lambda m: m(x.double()).square().mean(), plan=plan)
     assert measured.worst[1] < 1e-9
@@ -121,11 +121,11 @@ UNDECIDED: dict[str, Callable[[int], nn.Module]] = {
 @pytest.mark.parametrize("name", UNDECIDED)
 def test_what_modules_do_not_decide_is_refused_without_a_proof(name: str):
     make = UNDECIDED[name]
-    error = refusal(lambda: mu.widen(make(4), lambda: make(8)))
+    error = refusal(lambda: mu.grow(make(4), lambda: make(8)))
     assert error.codes in (("proof.missing",), ("plan.mixes_channels",))
     codes: tuple[str, ...] = ()
     try:
-        assert not mu.plan_between(make, 4, 8).proved
+        assert not mu.plans.plan_between(make, 4, 8).proved
     except mu.MupscaleError as unplanned:
         codes = unplanned.codes
     assert {*codes} <= {"plan.mixes_channels", "layout.read_but_not_written"}
@@ -135,25 +135,25 @@ def test_another_activation_in_the_wide_model_is_not_decided():
     base, wide = (
         nn.Sequential(nn.Linear(8, n), f(), nn.Linear(n, 2)) for n, f in ((4, nn.ReLU), (8, nn.GELU))
     )
-    refusal(lambda: mu.widen(base, wide), "proof.missing", where="ReLU (1)")
+    refusal(lambda: mu.grow(base, wide), "proof.missing", where="ReLU (1)")
 
 
 def test_the_refusal_names_the_arguments_of_forward_and_the_line_works():
     refusal(
-        lambda: mu.widen(Own(4), lambda: Own(8)), "proof.missing", where=["Own", "example_inputs=(features,)"]
+        lambda: mu.grow(Own(4), lambda: Own(8)), "proof.missing", where=["Own", "example_inputs=(features,)"]
     )
     features = X
-    assert mu.widen(Own(4), lambda: Own(8), example_inputs=(features,)).provenance["proof"]["by"] == "outputs"
-    assert mu.widen(Own(4), lambda: Own(8), example_inputs={"features": X}).plan.proof == "outputs"  # type: ignore[union-attr]
+    assert mu.grow(Own(4), lambda: Own(8), example_inputs=(features,)).provenance["proof"]["by"] == "outputs"
+    assert mu.grow(Own(4), lambda: Own(8), example_inputs={"features": X}).plan.proof == "outputs"  # type: ignore[union-attr]
 
 
 def test_folds_that_were_declared_are_not_decided():
     make = lambda n: nn.Sequential(nn.Linear(8, n), nn.Tanh(), nn.Linear(n, 2))  # noqa: E731
-    assert mu.plan_between(make, 4, 8).proved
-    assert not mu.plan_between(make, 4, 8, folds={"2.weight": 2}).proved
+    assert mu.plans.plan_between(make, 4, 8).proved
+    assert not mu.plans.plan_between(make, 4, 8, folds={"2.weight": 2}).proved
 
 
 def test_zeros_of_a_padded_axis_pass_only_through_functions_that_keep_them():
     make = lambda n, low: nn.Sequential(nn.Linear(8, n), nn.Hardtanh(low, 2.0), nn.Linear(n, 2))  # noqa: E731
-    assert mu.plan_between(lambda n: make(n, -1.0), 4, 6, pad=True).proved
-    assert not mu.plan_between(lambda n: make(n, 0.5), 4, 6, pad=True).proved
+    assert mu.plans.plan_between(lambda n: make(n, -1.0), 4, 6, pad=True).proved
+    assert not mu.plans.plan_between(lambda n: make(n, 0.5), 4, 6, pad=True).proved

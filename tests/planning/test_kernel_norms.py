@@ -29,4 +29,4 @@ def test_the_gain_absorbs_the_longer_norm(wide, inner, fold):
     wrong = replace(plan[GAIN], fold=plan[GAIN].fold * Scale.of(2))
     broken = replace(plan, tensors={**plan.tensors, GAIN: wrong})
     with refused("proof.run_deviates"):
-        mu.widen(make(4), lambda: make(wide, inner), plan=broken, example_inputs=inputs)
+        mu.grow(make(4), lambda: make(wide, inner), plan=broken, example_inputs=inputs)

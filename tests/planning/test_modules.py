@@ -1,4 +1,4 @@
-"""Torch's own modules and raw parameters continue exactly: 3 steps, widen with state, 10 more of both."""
+"""Torch's own modules and raw parameters continue exactly: 3 steps, grow with state, 10 more of both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,13 +45,13 @@ def check(case: Case, plan: mu.Plan, steps: int = 10) -> float:
     run = mu.Run(model, optimizer)
     loss = loss_of(case)
     train(run, loss, 3)
-    wide = mu.widen(run, lambda: case.make(case.wide), plan=plan, unproved=True)
+    wide = mu.grow(run, lambda: case.make(case.wide), plan=plan, prove=False)
     return drift(run, wide, loss, steps, lambda m: m(*case.inputs))
 
 
 def inferred(case: Case) -> mu.Plan:
     loss = loss_of(case) if case.search else None
-    return mu.plan_between(case.make, case.base, case.wide, loss=loss, **case.options)
+    return mu.plans.plan_between(case.make, case.base, case.wide, loss=loss, **case.options)
 
 
 class Around(nn.Module):
@@ -273,7 +273,7 @@ DECLARED: dict[str, Any] = {
 @pytest.mark.parametrize("name", LAYOUT_CASES)
 def test_layouts_that_neighbours_share_are_exact_when_declared(name):
     case = LAYOUT_CASES[name]
-    plan = mu.plan_between(case.make, case.base, case.wide, **DECLARED[name])
+    plan = mu.plans.plan_between(case.make, case.base, case.wide, **DECLARED[name])
     assert check(case, plan) <= EXACT
 
 
@@ -297,7 +297,7 @@ def test_layouts_that_neighbours_share_are_never_wrong_in_silence(name):
     """Blocks made by one module (groups, a flattened image) are read by the next; only a loss or the user can say so."""
     case = SILENT[name]
     with refused("layout.read_but_not_written"):
-        mu.plan_between(case.make, case.base, case.wide)
+        mu.plans.plan_between(case.make, case.base, case.wide)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell])
@@ -357,7 +357,7 @@ def test_one_row_teaches_a_module_type(monkeypatch):
         return nn.Sequential(Transposed(3, n), nn.Tanh(), Transposed(n, 2))
 
     with refused("plan.unknown_role", where="*.weight"):
-        mu.plan_between(make, 4, 8)
+        mu.plans.plan_between(make, 4, 8)
     monkeypatch.setitem(MODULES, Transposed, ModuleFacts({"weight": {0: "in", 1: "out"}}))
     case = Case(make, 4, 8, (data(5, 3),), "0.weight")
     assert check(case, inferred(case)) <= EXACT

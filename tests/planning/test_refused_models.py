@@ -27,7 +27,7 @@ def loss(model: Any) -> Any:
 
 
 def two(make: Callable[[int], Any], base: int = 4, wide: int = 8, **options: Any) -> Callable[[], mu.Plan]:
-    return lambda: mu.plan_between(make, base, wide, **options)
+    return lambda: mu.plans.plan_between(make, base, wide, **options)
 
 
 def between(*middle: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -132,10 +132,10 @@ def test_a_model_that_cannot_be_planned_is_refused(name):
 
 
 def test_a_fraction_is_refused_when_the_plan_is_used():
-    plan = mu.plan_between(mlp, 4, 10)
+    plan = mu.plans.plan_between(mlp, 4, 10)
     assert plan["2.weight"].axes[0].k == Fraction(5, 2), "control: sizes and groups accept it"
     refusal(
-        lambda: mu.widen(mlp(4), lambda: mlp(10), plan=plan),
+        lambda: mu.grow(mlp(4), lambda: mlp(10), plan=plan),
         "axis.not_whole_copies",
         where=["8 (x2)", "pad=True"],
     )
@@ -145,7 +145,7 @@ def test_a_fraction_is_refused_when_the_plan_is_used():
 def test_pads_declared_where_copies_would_fit_are_folded_into_what_a_norm_reads(eps):
     make = between(lambda n: nn.RMSNorm(n, eps))
     layouts: Any = {"0.*": {0: PAD}, "1.*": {0: PAD}, "2.weight": {1: PAD}}
-    plan = mu.plan_between(make, 4, 8, layouts=layouts, loss=loss)
+    plan = mu.plans.plan_between(make, 4, 8, layouts=layouts, loss=loss)
     assert [str(plan[name].fold) for name in ("0.weight", "0.bias", "1.weight")] == [
         "2^(1/2)",
         "2^(1/2)",
@@ -190,7 +190,7 @@ def typed(error: mu.MupscaleError, **names: Any) -> dict[str, mu.Plan]:
         (Numbered, (4, 8), "model.growing_integer_buffer"),
     ],
 )
-@pytest.mark.parametrize("grow", [mu.widen, partial(mu.upscale, noise=mu.MupNoise(1e-3)), mu.verify])
+@pytest.mark.parametrize("grow", [mu.grow, partial(mu.upscale, noise=mu.MupNoise(1e-3)), mu.verify])
 def test_a_printed_plan_is_accepted_by_the_function_that_printed_it(
     grow: Any, make: Any, sizes: Any, code: str
 ):
@@ -204,7 +204,7 @@ def test_a_printed_plan_is_accepted_by_the_function_that_printed_it(
 
 
 @pytest.mark.parametrize(
-    "grow", [mu.widen, partial(mu.upscale, noise=mu.MupNoise(1e-3)), mu.infer_plan, mu.verify]
+    "grow", [mu.grow, partial(mu.upscale, noise=mu.MupNoise(1e-3)), mu.infer_plan, mu.verify]
 )
 def test_a_factory_with_an_argument_is_refused_with_a_factory_to_write(grow: Any):
     error = refusal(lambda: grow(Raw(4), Raw, loss=loss), "argument.wrong_signature")
@@ -229,11 +229,11 @@ class Beside(nn.Module):
 
 def test_a_layer_over_growing_and_fixed_units_is_to_be_split():
     (fault,) = refusal(
-        lambda: mu.widen(Beside(4, False), Beside(8, False), loss=loss), "axis.not_whole_copies"
+        lambda: mu.grow(Beside(4, False), Beside(8, False), loss=loss), "axis.not_whole_copies"
     ).faults
     assert (fault.where, "4 growing units" in fault.remedy) == ("b.weight, axis 1", True)
-    assert mu.widen(Beside(4, True), Beside(8, True), loss=loss)
-    plain = refusal(lambda: mu.widen(mlp(4), mlp(6), loss=loss), "axis.not_whole_copies").faults
+    assert mu.grow(Beside(4, True), Beside(8, True), loss=loss)
+    plain = refusal(lambda: mu.grow(mlp(4), mlp(6), loss=loss), "axis.not_whole_copies").faults
     assert not any("growing units" in fault.remedy for fault in plain), (
         "control: nothing here lies beside fixed units"
     )
@@ -248,20 +248,22 @@ def test_padding_to_fewer_units_is_refused_as_shrinking():
 def test_a_padded_model_without_an_exact_plan_names_what_does_not_map_0_to_0():
     make = between(lambda n: nn.Sigmoid())
     refusal(
-        lambda: mu.plan_between(make, 4, 6, loss=loss, pad=True), "search.no_exact_plan", "axis.padding_leaks"
+        lambda: mu.plans.plan_between(make, 4, 6, loss=loss, pad=True),
+        "search.no_exact_plan",
+        "axis.padding_leaks",
     )
-    assert mu.plan_between(make, 4, 8, loss=loss, pad=True).proved, "at a whole multiple"
-    assert mu.plan_between(between(lambda n: nn.Tanh()), 4, 6, loss=loss, pad=True).proved, "control"
+    assert mu.plans.plan_between(make, 4, 8, loss=loss, pad=True).proved, "at a whole multiple"
+    assert mu.plans.plan_between(between(lambda n: nn.Tanh()), 4, 6, loss=loss, pad=True).proved, "control"
 
 
 def test_a_key_of_a_group_without_units_is_declared_as_the_message_says():
     base = mlp(4)
     run = mu.Run(base, torch.optim.AdamW([{"params": base.parameters(), "depth": 0.5}]))
-    error = refusal(lambda: mu.widen(run, mlp(8), loss=loss), "optimizer.unknown_setting", where="'depth'")
+    error = refusal(lambda: mu.grow(run, mlp(8), loss=loss), "optimizer.unknown_setting", where="'depth'")
     (call,) = re.findall(r"mu\.rules\.declare_neutral\('depth'\)", str(error))
     try:
         eval(call, {"mu": mu})
-        assert mu.widen(run, mlp(8), loss=loss).optimizer.param_groups[0]["depth"] == 0.5
+        assert mu.grow(run, mlp(8), loss=loss).optimizer.param_groups[0]["depth"] == 0.5
     finally:
         UNIVERSAL.discard("depth")
 

@@ -232,7 +232,7 @@ def loss(model: nn.Module) -> Any:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_needs_powers_of_k_or_layouts_gets_an_exact_plan(name):
     make, folds = MODELS[name]
-    plan = mu.plan_between(make, 8, 16, loss=loss)
+    plan = mu.plans.plan_between(make, 8, 16, loss=loss)
     assert {n: str(t.fold) for n, t in plan.tensors.items() if not t.fold.is_one} == folds
     torch.manual_seed(3)
     base, wide = make(8).double(), make(16).double()
@@ -255,7 +255,7 @@ def test_a_search_without_a_plan_names_the_call_and_its_factor():
         )
 
     with refused("search.no_exact_plan", "search.factor_not_absorbed") as caught:
-        mu.plan_between(tied, 8, 16, loss=lambda m: (m(X) - X).square().mean())
+        mu.plans.plan_between(tied, 8, 16, loss=lambda m: (m(X) - X).square().mean())
     (fault,) = [fault for fault in caught.value.faults if fault.code == "search.factor_not_absorbed"]
     assert "test_search.py:" in fault.where
     assert " 2" in fault.what
@@ -273,12 +273,12 @@ def test_the_pieces_of_a_stack_are_joined_one_by_one():
 def test_a_search_that_takes_too_long_is_stopped(monkeypatch):
     monkeypatch.setattr("mupscale.planning.search.search.SECONDS", 0.0)
     with refused("search.no_exact_plan", "search.ended_at_limit"):
-        mu.plan_between(fused, 8, 16, loss=loss)
+        mu.plans.plan_between(fused, 8, 16, loss=loss)
 
 
 def test_a_search_tells_how_far_it_is(monkeypatch, caplog):
     monkeypatch.setattr("mupscale.planning.search.search._TELL", 0.0)
     with caplog.at_level(logging.INFO, logger="mupscale"):
-        mu.plan_between(fused, 8, 16, loss=loss)
+        mu.plans.plan_between(fused, 8, 16, loss=loss)
     assert "searching for an exact plan" in caplog.text
     assert "nearest: the loss differs" in caplog.text

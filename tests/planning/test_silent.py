@@ -110,13 +110,13 @@ def test_a_declaration_for_a_buffer_is_followed(declared: dict[str, Any], float6
 
 
 def test_a_buffer_that_is_not_saved_grows_with_state_dicts_too(float64: None):
-    """`widen` copies it; a state dict does not hold it, which is warned of, with the line that helps."""
+    """`grow` copies it; a state dict does not hold it, which is warned of, with the line that helps."""
     entry = ZOO["buffer_not_saved"]
     run = warmed(entry)
     plan = mu.infer_plan(run.model, entry.grown, loss=entry.loss)
     with pytest.warns(UserWarning, match="table"):
-        mu.widen_state_dict(run.model.state_dict(), plan)
-    state = mu.widen_state_dict({**run.model.state_dict(), **dict(run.model.named_buffers())}, plan)
+        mu.trainers.grow_state_dict(run.model.state_dict(), plan)
+    state = mu.trainers.grow_state_dict({**run.model.state_dict(), **dict(run.model.named_buffers())}, plan)
     wide = entry.grown()
     wide.load_state_dict(state, strict=False)
     for name, buffer in wide.named_buffers():

@@ -105,7 +105,7 @@ def test_copied_blocks_with_zero_writers_leave_the_base():
         }
     )
     with refused("proof.run_deviates"):
-        mu.widen(run, lambda: make(blocks=3), plan=copied, loss=loss)
+        mu.grow(run, lambda: make(blocks=3), plan=copied, loss=loss)
 
 
 BIASES = ("*.write.bias",)
@@ -129,14 +129,14 @@ def test_a_bias_that_is_not_split_is_awake():
     """Control: it has a gradient from the first step on. Shared with the wrong tensor, gradients differ."""
     wide = lambda: make(blocks=3, bias=True)  # noqa: E731
     with refused("proof.run_deviates", where="blocks.1.write.bias"):
-        mu.widen(make(bias=True), wide, plan=deeper((0, None, 1), bias=True), loss=loss)
+        mu.grow(make(bias=True), wide, plan=deeper((0, None, 1), bias=True), loss=loss)
     plan = deeper((0, None, 1), biases=BIASES, bias=True)
     wrong = {
         "blocks.1.write.bias": plan["blocks.2.write.bias"],
         "blocks.2.write.bias": plan["blocks.1.write.bias"],
     }
     with refused("proof.run_deviates"):
-        mu.widen(make(bias=True), wide, plan=plan.with_tensors(wrong), loss=loss)
+        mu.grow(make(bias=True), wide, plan=plan.with_tensors(wrong), loss=loss)
 
 
 def test_a_bias_before_the_first_block_is_refused():
@@ -164,7 +164,7 @@ def test_new_tensors_join_the_group_of_the_tensor_they_are_like_and_have_no_stat
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     run = mu.Run(model, torch.optim.AdamW(groups, lr=1e-2))
     step(run, 0)
-    wide = mu.widen(run, lambda: make(blocks=3), plan=deeper((0, None, 1)), loss=loss)
+    wide = mu.grow(run, lambda: make(blocks=3), plan=deeper((0, None, 1)), loss=loss)
     found = dict(wide.model.named_parameters())
     for name, parameter in found.items():
         group = next(g for g in wide.optimizer.param_groups if any(p is parameter for p in g["params"]))
@@ -175,7 +175,7 @@ def test_new_tensors_join_the_group_of_the_tensor_they_are_like_and_have_no_stat
 def test_eps_of_zero_is_refused():
     run = trained(lambda p: torch.optim.AdamW(p, lr=1e-2, eps=0.0), steps=0)
     with refused("optimizer.divides_zero_by_zero", where="blocks.1.read.weight"):
-        mu.widen(run, lambda: make(blocks=3), plan=deeper((0, None, 1)), loss=loss)
+        mu.grow(run, lambda: make(blocks=3), plan=deeper((0, None, 1)), loss=loss)
 
 
 def test_waking_does_not_change_the_loss_and_every_new_weight_learns_from_the_second_step():
@@ -225,9 +225,9 @@ def test_deeper_and_then_wider_is_one_plan():
 def test_a_wide_run_grows_deeper_in_the_units_of_its_blocks():
     """Noise and units of a new block are those of its neighbour, counted from the reference."""
     run = trained(OPTIMIZERS["adamw"])
-    wide = mu.widen(run, lambda: make(16), loss=loss)
+    wide = mu.grow(run, lambda: make(16), loss=loss)
     plan = block_plan(make(16), make(16, 3), (0, None, 1), NewBlocks(first_values(make()), WRITERS))
-    deep = mu.widen(wide, lambda: make(16, 3), plan=plan, loss=loss)
+    deep = mu.grow(wide, lambda: make(16, 3), plan=plan, loss=loss)
     assert deep.since is not None
     for leaf in ("read.weight", "write.weight", "norm.weight"):
         assert deep.since[f"blocks.1.{leaf}"].change == deep.since[f"blocks.0.{leaf}"].change
@@ -259,10 +259,12 @@ def test_names_of_the_tensors_that_new_ones_are_like_are_renamed_too():
 
 def test_a_state_dict_gets_the_new_tensors():
     model, plan = make(), deeper((0, None, 1))
-    grown = mu.widen_state_dict(model.state_dict(), plan, unproved=True)
+    grown = mu.trainers.grow_state_dict(model.state_dict(), plan, prove=False)
     make(blocks=3).load_state_dict(grown)
     state = torch.optim.AdamW(model.named_parameters()).state_dict()
-    groups = mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW, unproved=True)["param_groups"]
+    groups = mu.trainers.grow_optimizer_state_dict(state, plan, torch.optim.AdamW, prove=False)[
+        "param_groups"
+    ]
     assert sorted(n for group in groups for n in group["param_names"]) == sorted(plan.tensors)
 
 
@@ -271,7 +273,7 @@ def test_a_saved_optimizer_has_the_order_of_the_deeper_model():
     run, plan = trained(OPTIMIZERS["adamw"]), Plan.from_json(deeper((0, None, 1)).to_json())
     saved = torch.optim.AdamW(run.model.named_parameters()).state_dict()
     saved["state"] = run.optimizer.state_dict()["state"]
-    grown = mu.widen_optimizer_state_dict(saved, plan, torch.optim.AdamW, unproved=True)
+    grown = mu.trainers.grow_optimizer_state_dict(saved, plan, torch.optim.AdamW, prove=False)
     wide = make(blocks=3)
     names = [name for name, _ in wide.named_parameters()]
     assert [n for group in grown["param_groups"] for n in group["param_names"]] == names
@@ -295,7 +297,7 @@ def test_gains_of_new_norms_stay_one_whatever_gets_noise():
 
 def test_the_way_back_is_refused():
     plan = deeper((0, None, 1))
-    wide = mu.widen(make(), lambda: make(blocks=3), plan=plan, loss=loss)
+    wide = mu.grow(make(), lambda: make(blocks=3), plan=plan, loss=loss)
     with refused("plan.no_way_back", where="blocks.1.read.weight"):
         mu.narrow(wide, make)
 
@@ -326,12 +328,12 @@ def test_a_new_tensor_that_is_like_no_other_belongs_to_no_group():
     name = "blocks.1.read.weight"
     plan = plan.with_tensors({name: replace(plan[name], like=None)})
     with refused("optimizer.tensor_without_group", where=name):
-        mu.widen(run, lambda: make(blocks=3), plan=plan, loss=loss)
+        mu.grow(run, lambda: make(blocks=3), plan=plan, loss=loss)
 
 
 def test_new_blocks_say_whether_they_are_awake():
     run, plan, wide = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1)), lambda: make(blocks=3)
-    asleep = mu.widen(run, wide, plan=plan, loss=loss)
+    asleep = mu.grow(run, wide, plan=plan, loss=loss)
     for i in range(3):
         step(asleep, i)
     found = mu.diagnostics.awake(asleep)
@@ -353,9 +355,9 @@ def test_pads_say_whether_they_are_awake():
     def net(n):
         return nn.Sequential(nn.Linear(6, n), nn.Tanh(), nn.Linear(n, 3)).double()
 
-    plan = mu.plan_between(net, 4, 7, loss=loss, pad=True)
+    plan = mu.plans.plan_between(net, 4, 7, loss=loss, pad=True)
     base = net(4)
-    assert set(mu.diagnostics.awake(mu.widen(base, lambda: net(7), plan=plan)).values()) == {0.0}
+    assert set(mu.diagnostics.awake(mu.grow(base, lambda: net(7), plan=plan)).values()) == {0.0}
     woken = mu.diagnostics.awake(mu.upscale(base, lambda: net(7), mu.MupNoise(0.1), plan=plan, loss=loss))
     assert 0 < woken["0.weight"] < 1
 
@@ -374,6 +376,6 @@ def test_a_loaded_run_keeps_the_units_of_shared_biases(bias):
     """Without biases nothing has other units than in the base, which is then the reference."""
     plan = replace(deeper((0, None, 1), biases=BIASES, bias=bias), proof="loss")
     base, wide = make(bias=bias), make(blocks=3, bias=bias)
-    loaded = mu.load_wide(mu.Run(base), wide, plan=plan)
+    loaded = mu.load_grown_(mu.Run(base), wide, plan=plan)
     assert loaded.since == (plan if bias else None)
     assert value(wide) == pytest.approx(value(base), rel=1e-12)

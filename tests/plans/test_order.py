@@ -94,14 +94,14 @@ def test_an_order_is_enough(block, bias):
 
 
 def test_the_writers_that_are_found():
-    plan = mu.plan_between(
+    plan = mu.plans.plan_between(
         lambda n: make(Attending, n, True), 2, 3, loss=loss, order={"blocks": [0, None, 1]}
     )
     quiet = {name for name, entry in plan.tensors.items() if entry.quiet}
     assert quiet == {"blocks.1.attention.out_proj.weight", "blocks.1.feed.2.weight"}
     shared = {name for name, entry in plan.tensors.items() if entry.spread == 3}
     assert shared == {"blocks.0.feed.2.bias", "blocks.1.attention.out_proj.bias", "blocks.1.feed.2.bias"}
-    behind = mu.plan_between(lambda n: make(Behind, n), 2, 3, loss=loss, order={"blocks": [0, None, 1]})
+    behind = mu.plans.plan_between(lambda n: make(Behind, n), 2, 3, loss=loss, order={"blocks": [0, None, 1]})
     assert {name for name, entry in behind.tensors.items() if entry.quiet} == {"blocks.1.norm.weight"}
 
 
@@ -111,7 +111,7 @@ def test_missing_blocks_are_refused_with_the_order_to_write():
     with refused("depth.order_missing", where='order={"blocks": [0, None, 1, None]}'):
         mu.infer_plan(base, wide, loss=loss)
     plan = mu.infer_plan(base, wide, loss=loss, order={"blocks": [0, None, 1, None]})
-    assert mu.widen(base, lambda: make(Attending, 4), plan=plan, loss=loss).plan == plan
+    assert mu.grow(base, lambda: make(Attending, 4), plan=plan, loss=loss).plan == plan
 
 
 @pytest.mark.parametrize(

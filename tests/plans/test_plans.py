@@ -33,7 +33,7 @@ def loss(model: Any) -> Any:
 
 
 def test_explain_says_what_happens_to_one_tensor():
-    plan = mu.plan_between(mlp, 4, 8).fold("2.weight", "2^(1/2)")
+    plan = mu.plans.plan_between(mlp, 4, 8).fold("2.weight", "2^(1/2)")
     text = plan.explain("2.weight")
     for line in (
         "2.weight: matrix-like, 4x4 -> 8x8",
@@ -58,7 +58,7 @@ def test_the_table_shows_equal_layers_once_and_ends_with_the_hash():
             {"layers": nn.ModuleList(nn.Linear(n, n) for _ in range(12)), "norm": nn.RMSNorm(n, 0.1)}
         )
 
-    plan = mu.plan_between(make, 4, 8)
+    plan = mu.plans.plan_between(make, 4, 8)
     rows = [line.split() for line in str(plan).splitlines()]
     assert rows[0] == ["tensor", "kind", "shape", "axes", "that", "grow", "s", "c", "r", "n"]
     assert sum(row[0] == "layers.*.weight" for row in rows) == 1
@@ -75,7 +75,7 @@ def test_the_hash_of_a_tiny_plan_never_changes():
 
 
 def test_plans_survive_json_copies_and_pickles():
-    plan = mu.plan_between(mlp, 4, 9, pad=True).fold("0.*", "3^(-1/4)")
+    plan = mu.plans.plan_between(mlp, 4, 9, pad=True).fold("0.*", "3^(-1/4)")
     for other in (mu.Plan.from_json(plan.to_json()), copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
         assert other == plan
         assert (other.hash, hash(other)) == (plan.hash, hash(plan))
@@ -85,7 +85,7 @@ def test_plans_survive_json_copies_and_pickles():
 
 def test_a_plan_of_an_older_version_that_edits_constants_is_refused_by_name():
     """Its remedy, a new plan, is proved in test_wide_model.py."""
-    stored = json.loads(mu.plan_between(mlp, 4, 9, pad=True).to_json())
+    stored = json.loads(mu.plans.plan_between(mlp, 4, 9, pad=True).to_json())
     assert stored["edits"] == [], "control: the hashes of all other plans stay"
     with refused("plan.edits_constants", where=["norm.eps"]):
         mu.Plan.from_json(json.dumps({**stored, "edits": [["norm.eps", 1e-05, "8/9"]]}))
@@ -98,15 +98,17 @@ def test_a_plan_of_an_older_version_that_edits_constants_is_refused_by_name():
 
 
 def test_a_name_map_renames_both_ends_and_can_be_undone():
-    plan = mu.plan_between(mlp, 4, 8)
+    plan = mu.plans.plan_between(mlp, 4, 8)
     names = {"0.weight": "first.kernel", "2.weight": "second.kernel"}
     renamed = plan.rename(names)
     assert renamed["first.kernel"].sources == ("first.kernel",)
     assert renamed.rename({new: old for old, new in names.items()}) == plan
     assert renamed.hash != plan.hash
     state = {names.get(k, k): v for k, v in seeded(mlp, 4).state_dict().items()}
-    wide = mu.widen_state_dict(state, renamed)
-    assert_bitwise(wide["second.kernel"], mu.widen_state_dict(seeded(mlp, 4).state_dict(), plan)["2.weight"])
+    wide = mu.trainers.grow_state_dict(state, renamed)
+    assert_bitwise(
+        wide["second.kernel"], mu.trainers.grow_state_dict(seeded(mlp, 4).state_dict(), plan)["2.weight"]
+    )
 
 
 def wrapped(kind: str, model: Any) -> Any:
@@ -120,22 +122,22 @@ def wrapped(kind: str, model: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["compile", "checkpoint", "DataParallel", "AveragedModel"])
 def test_wrappers_do_not_matter(kind):
-    plan = mu.plan_between(mlp, 4, 8)
+    plan = mu.plans.plan_between(mlp, 4, 8)
     base = wrapped(kind, seeded(mlp, 4))
     run = mu.Run(base, torch.optim.SGD(base.parameters(), lr=0.1, momentum=0.9))
     train(run, loss, 2)
-    wide = mu.widen(run, lambda: wrapped(kind, mlp(8)), plan=plan)
+    wide = mu.grow(run, lambda: wrapped(kind, mlp(8)), plan=plan)
     assert drift(run, wide, loss, 5) <= EXACT
     assert mu.infer_plan(wrapped(kind, mlp(4)), wrapped(kind, mlp(8))) == plan
     state = {key: value for key, value in base.state_dict().items() if key != "n_averaged"}
-    assert mu.widen_state_dict(state, plan).keys() == wide.model.state_dict().keys() - {"n_averaged"}
+    assert mu.trainers.grow_state_dict(state, plan).keys() == wide.model.state_dict().keys() - {"n_averaged"}
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_fsdp_wrapped_module."])
 def test_keys_of_state_dicts_keep_their_prefix(prefix):
-    plan, state = mu.plan_between(mlp, 4, 8), seeded(mlp, 4).state_dict()
-    plain = mu.widen_state_dict(state, plan)
-    found = mu.widen_state_dict({prefix + key: value for key, value in state.items()}, plan)
+    plan, state = mu.plans.plan_between(mlp, 4, 8), seeded(mlp, 4).state_dict()
+    plain = mu.trainers.grow_state_dict(state, plan)
+    found = mu.trainers.grow_state_dict({prefix + key: value for key, value in state.items()}, plan)
     assert found.keys() == {prefix + key for key in plain}
     assert all(torch.equal(found[prefix + key], value) for key, value in plain.items())
 
@@ -167,19 +169,19 @@ def test_the_symmetry_theta_moves_a_multiplier_between_code_and_weight(kind, the
     run = mu.Run(model, kind(model.parameters(), lr=1e-2, weight_decay=0.1, **settings))
     train(run, loss, 3)
     for wide in (4, 8):
-        plan = mu.plan_between(lambda size: Multiplied(*size), (4, 1.0), (wide, number))
+        plan = mu.plans.plan_between(lambda size: Multiplied(*size), (4, 1.0), (wide, number))
         make = partial(Multiplied, wide, number)
-        exact = mu.widen(
-            run, make, plan=plan.fold("middle.weight", mu.rules.Scale.of(theta) ** -1), unproved=True
+        exact = mu.grow(
+            run, make, plan=plan.fold("middle.weight", mu.rules.Scale.of(theta) ** -1), prove=False
         )
-        forgotten = mu.widen(run, make, plan=plan, unproved=True)
-        base = mu.widen(run, lambda: Multiplied(4, 1.0), plan=mu.infer_plan(model, model), unproved=True)
+        forgotten = mu.grow(run, make, plan=plan, prove=False)
+        base = mu.grow(run, lambda: Multiplied(4, 1.0), plan=mu.infer_plan(model, model), prove=False)
         assert drift(base, exact, loss, 10) <= EXACT
         assert drift(base, forgotten, loss, 1) > 1e-6, "control: without the fold it is another function"
 
 
 def test_a_fold_accepts_exact_numbers_and_patterns():
-    plan = mu.plan_between(mlp, 4, 8)
+    plan = mu.plans.plan_between(mlp, 4, 8)
     for factor in ("1/2", Fraction(1, 2), 0.5, mu.rules.Scale.of("1/2")):
         assert plan.fold("*.bias", factor) == plan.fold("*.bias", "1/2")
     folded = plan.fold("*.bias", "1/2")
@@ -237,14 +239,14 @@ def test_the_search_finds_how_heads_are_laid_out(layout):
     def make(size: Any) -> Any:
         return Attention(size, layout)
 
-    plan = mu.plan_between(make, (4, 4), (8, 12), loss=attention_loss)
+    plan = mu.plans.plan_between(make, (4, 4), (8, 12), loss=attention_loss)
     for name, axis in LAYOUTS[layout].items():
         assert str(plan[name].axes[axis.startswith("in")]) == axis
     base = seeded(make, (4, 4))
-    wide = mu.widen(base, lambda: make((8, 12)), plan=plan).model
+    wide = mu.grow(base, lambda: make((8, 12)), plan=plan).model
     assert identity_error(gradients(base, attention_loss), gradients(wide, attention_loss), plan) <= 1e-9
     with refused("layout.undeclared"):
-        mu.plan_between(make, (4, 4), (8, 12))
+        mu.plans.plan_between(make, (4, 4), (8, 12))
 
 
 def test_equal_logits_are_not_enough():
@@ -254,18 +256,18 @@ def test_equal_logits_are_not_enough():
         return Attention((4, heads), "grouped")
 
     declared = {f"{name}.*": {0: 3} for name in "qkv"} | {"o.weight": {1: 3}}
-    plan = mu.plan_between(make, 4, 8, layouts=declared)
+    plan = mu.plans.plan_between(make, 4, 8, layouts=declared)
     base = seeded(make, 4)
-    wide = mu.widen(base, lambda: make(8), plan=plan, unproved=True).model
+    wide = mu.grow(base, lambda: make(8), plan=plan, prove=False).model
     assert_close(wide(data(4, 5, 3)), base(data(4, 5, 3)), EXACT, "logits")
     assert identity_error(gradients(base, attention_loss), gradients(wide, attention_loss), plan) > 1e-3
     with refused("search.no_exact_plan"):
-        mu.plan_between(make, 4, 8, layouts=declared, loss=attention_loss)
+        mu.plans.plan_between(make, 4, 8, layouts=declared, loss=attention_loss)
 
 
 def test_a_plan_cannot_be_changed_and_is_copied_all_the_same():
     """A hash that is kept must stay that of the plan."""
-    plan = mu.plan_between(mlp, 4, 8)
+    plan = mu.plans.plan_between(mlp, 4, 8)
     given = dict(plan.tensors)
     made, known = mu.Plan(given), mu.Plan(given).hash
     given["0.weight"] = given["0.bias"]
@@ -286,7 +288,7 @@ def test_a_plan_cannot_be_changed_and_is_copied_all_the_same():
 
 
 def test_noise_and_recipes_cannot_be_changed_either():
-    noise = mu.diagnostics.resolve_noise({}, mu.MupNoise(0.3), plan=mu.plan_between(mlp, 4, 8))
+    noise = mu.diagnostics.resolve_noise({}, mu.MupNoise(0.3), plan=mu.plans.plan_between(mlp, 4, 8))
     recipe = mu.Recipe("torch.optim.AdamW", {"lr": 1e-3}, {"0.weight": 0.1}, k=4, tensors={})
     for value, mapping in ((noise, noise.tensors), (recipe, recipe.constants), (recipe, recipe.sigma)):
         with pytest.raises(TypeError):
@@ -301,6 +303,6 @@ def test_a_stored_need_has_its_kind_again():
     plan = mu.infer_plan(dropped, wide)
     for again in (plan, mu.Plan.from_json(plan.to_json()), pickle.loads(pickle.dumps(plan))):
         assert [need.kind for need in again.needs] == ["dropout"]
-    padded = mu.plan_between(mlp, 4, 6, pad=True)
+    padded = mu.plans.plan_between(mlp, 4, 6, pad=True)
     assert {need.kind for need in padded.needs} == {"assumption"}, "control"
     assert json.loads(plan.to_json())["needs"] == sorted(map(str, plan.needs)), "stored as a sentence"

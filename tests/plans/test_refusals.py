@@ -33,8 +33,8 @@ def trained(kind: Any, steps: int = 2, **settings: Any) -> Any:
     return run
 
 
-def widen(run: mu.Run) -> Any:
-    return mu.widen(run, lambda: mlp(8))
+def grow(run: mu.Run) -> Any:
+    return mu.grow(run, lambda: mlp(8))
 
 
 # Optimizers
@@ -42,14 +42,14 @@ def widen(run: mu.Run) -> Any:
 
 def test_lbfgs_is_refused():
     run = mu.Run(model := mlp(4), torch.optim.LBFGS(model.parameters()))
-    refusal(lambda: widen(run), "optimizer.not_widened_exactly", where=["torch.optim.LBFGS", "optimizers=[]"])
+    refusal(lambda: grow(run), "optimizer.not_widened_exactly", where=["torch.optim.LBFGS", "optimizers=[]"])
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_optimizer_that_cannot_be_exact_is_refused_by_name_in_any_package(name):
     named = type(name, (torch.optim.AdamW,), {"__module__": "some.package"})
     refusal(
-        lambda: widen(trained(named)),
+        lambda: grow(trained(named)),
         "optimizer.not_widened_exactly",
         where=[f"some.package.{name}", REFUSED[name]],
     )
@@ -60,14 +60,14 @@ def test_an_unknown_optimizer_is_refused():
     unknown = type("Mine", (torch.optim.Optimizer,), {"__module__": "mine"})
     model = mlp(4)
     run = mu.Run(model, unknown(model.parameters(), {"lr": 0.1}))
-    refusal(lambda: widen(run), "optimizer.unknown_class", where="mine.Mine")
+    refusal(lambda: grow(run), "optimizer.unknown_class", where="mine.Mine")
 
 
 def test_a_subclass_of_a_known_optimizer_is_refused_with_the_line_that_accepts_it():
     subclass = type("MyAdamW", (torch.optim.AdamW,), {"__module__": "mine"})
     run = trained(subclass)
-    refusal(lambda: widen(run), "optimizer.unknown_class", where=["mine.MyAdamW", "torch.optim.AdamW"])
-    accepted = mu.widen(run, lambda: mlp(8), rules={"mine.MyAdamW": mu.rules.rule_for(torch.optim.AdamW)})
+    refusal(lambda: grow(run), "optimizer.unknown_class", where=["mine.MyAdamW", "torch.optim.AdamW"])
+    accepted = mu.grow(run, lambda: mlp(8), rules={"mine.MyAdamW": mu.rules.rule_for(torch.optim.AdamW)})
     assert isinstance(accepted.optimizers[0], subclass), "control: what the message says to write works"
 
 
@@ -75,21 +75,21 @@ def test_unknown_optimizer_state_is_refused():
     run = trained(torch.optim.AdamW)
     for state in run.optimizers[0].state.values():
         state["curvature"] = torch.zeros(4)
-    error = refusal(lambda: widen(run), "state.unknown_key", where="'curvature'")
+    error = refusal(lambda: grow(run), "state.unknown_key", where="'curvature'")
     assert len(error.faults) == 6, "one for every parameter"
     names = [name for name, _ in run.model.named_parameters()]
-    state, plan = run.optimizers[0].state_dict(), mu.plan_between(mlp, 4, 8)
-    call = lambda: mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW, names=names)  # noqa: E731
+    state, plan = run.optimizers[0].state_dict(), mu.plans.plan_between(mlp, 4, 8)
+    call = lambda: mu.trainers.grow_optimizer_state_dict(state, plan, torch.optim.AdamW, names=names)  # noqa: E731
     refusal(call, "state.unknown_key", where="'curvature'")
     for kept in run.optimizers[0].state.values():
         del kept["curvature"]
-    assert widen(run).optimizers[0].state, "control: known state is carried"
+    assert grow(run).optimizers[0].state, "control: known state is carried"
 
 
 def test_an_unknown_hyperparameter_is_refused():
     run = trained(torch.optim.SGD, lr=0.1)
     run.optimizers[0].defaults["warp"] = 1.0
-    refusal(lambda: widen(run), "optimizer.unknown_setting", where="'warp'")
+    refusal(lambda: grow(run), "optimizer.unknown_setting", where="'warp'")
 
 
 def test_state_dicts_with_an_unknown_hyperparameter_are_refused_as_live_optimizers_are():
@@ -97,28 +97,28 @@ def test_state_dicts_with_an_unknown_hyperparameter_are_refused_as_live_optimize
     state = run.optimizers[0].state_dict()
     state["param_groups"][0]["floor"] = 1e-3
     names = [name for name, _ in run.model.named_parameters()]
-    plan = mu.plan_between(mlp, 4, 8)
-    call = lambda: mu.widen_optimizer_state_dict(state, plan, torch.optim.SGD, names=names)  # noqa: E731
+    plan = mu.plans.plan_between(mlp, 4, 8)
+    call = lambda: mu.trainers.grow_optimizer_state_dict(state, plan, torch.optim.SGD, names=names)  # noqa: E731
     refusal(call, "optimizer.unknown_setting", where="'floor'")
 
 
 def test_state_of_a_wrong_shape_is_refused():
     run = trained(torch.optim.SGD, lr=0.1, momentum=0.9)
     run.optimizers[0].state[run.model[0].bias]["momentum_buffer"] = torch.zeros(7)
-    refusal(lambda: widen(run), "state.other_shape", where=["0.bias", "'momentum_buffer'", "(7,)", "(4,)"])
+    refusal(lambda: grow(run), "state.other_shape", where=["0.bias", "'momentum_buffer'", "(7,)", "(4,)"])
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
 def test_radam_in_its_first_steps_is_refused(steps):
     refusal(
-        lambda: widen(trained(torch.optim.RAdam, steps)),
+        lambda: grow(trained(torch.optim.RAdam, steps)),
         "optimizer.refused_by_row",
         where=["RAdam", f"step {steps}", f"{5 - steps} more"],
     )
 
 
 def test_radam_after_its_first_steps_is_accepted():
-    assert widen(trained(torch.optim.RAdam, 5)).optimizers[0].state
+    assert grow(trained(torch.optim.RAdam, 5)).optimizers[0].state
 
 
 def test_radam_does_not_wait_for_a_frozen_parameter():
@@ -126,13 +126,13 @@ def test_radam_does_not_wait_for_a_frozen_parameter():
     model[0].weight.requires_grad_(False)
     run = mu.Run(model, torch.optim.RAdam(model.parameters()))
     train(run, loss, 8)
-    assert widen(run).optimizers[0].state
+    assert grow(run).optimizers[0].state
 
 
 def test_radam_that_never_leaves_its_first_steps_is_not_a_crash():
     """With beta2 = 0.5, rho never exceeds 5: every update is of degree 1, and the row says degree 0."""
     refusal(
-        lambda: widen(trained(torch.optim.RAdam, 8, betas=(0.9, 0.5))),
+        lambda: grow(trained(torch.optim.RAdam, 8, betas=(0.9, 0.5))),
         "optimizer.refused_by_row",
         where="beta",
     )
@@ -141,15 +141,15 @@ def test_radam_that_never_leaves_its_first_steps_is_not_a_crash():
 @pytest.mark.parametrize("eps1", [None, 1e-3])
 def test_adafactor_with_an_eps1_that_may_bite_is_refused(eps1):
     run = trained(torch.optim.Adafactor, eps=(eps1, 1e-3))
-    refusal(lambda: widen(run), "optimizer.refused_by_row", where=["eps[0]", str(eps1), "eps=(1e-12, 0.001)"])
-    assert widen(trained(torch.optim.Adafactor, eps=(1e-12, 1e-3))).optimizers, "control"
+    refusal(lambda: grow(run), "optimizer.refused_by_row", where=["eps[0]", str(eps1), "eps=(1e-12, 0.001)"])
+    assert grow(trained(torch.optim.Adafactor, eps=(1e-12, 1e-3))).optimizers, "control"
 
 
 def test_eps_zero_with_pads_is_refused():
     run = trained(torch.optim.AdamW, eps=0.0)
-    plan = mu.plan_between(mlp, 4, 6, pad=True)
-    refusal(lambda: mu.widen(run, lambda: mlp(6), plan=plan), "optimizer.divides_zero_by_zero")
-    assert widen(run).optimizers, "control: copies alone do not mind"
+    plan = mu.plans.plan_between(mlp, 4, 6, pad=True)
+    refusal(lambda: mu.grow(run, lambda: mlp(6), plan=plan), "optimizer.divides_zero_by_zero")
+    assert grow(run).optimizers, "control: copies alone do not mind"
 
 
 @pytest.mark.parametrize("own", [0, 2])
@@ -157,7 +157,7 @@ def test_parameters_of_another_model_are_refused(own):
     model, other = mlp(4), mlp(4)
     mixed = [*list(model.parameters())[:own], *list(other.parameters())[own:]]
     run = mu.Run(model, torch.optim.SGD(mixed, lr=0.1))
-    refusal(lambda: widen(run), "optimizer.foreign_parameters", where=["SGD, group 0", str(6 - own)])
+    refusal(lambda: grow(run), "optimizer.foreign_parameters", where=["SGD, group 0", str(6 - own)])
 
 
 def test_a_plus_one_gain_with_a_fold_and_decay_is_refused():
@@ -168,12 +168,12 @@ def test_a_plus_one_gain_with_a_fold_and_decay_is_refused():
     make = lambda: nn.Sequential(nn.Linear(3, 8), nn.RMSNorm(8))  # noqa: E731
     decaying = mu.Run(model, torch.optim.AdamW(model.parameters(), weight_decay=0.1))
     refusal(
-        lambda: mu.widen(decaying, make, plan=plan, unproved=True),
+        lambda: mu.grow(decaying, make, plan=plan, prove=False),
         "optimizer.decay_of_folded_gain",
         where="1.weight",
     )
     free = mu.Run(model, torch.optim.AdamW(model.parameters(), weight_decay=0.0))
-    assert mu.widen(free, make, plan=plan, unproved=True).optimizers, "control"
+    assert mu.grow(free, make, plan=plan, prove=False).optimizers, "control"
 
 
 # Schedulers
@@ -183,16 +183,16 @@ def test_an_unknown_scheduler_is_refused():
     run = trained(torch.optim.SGD, lr=0.1, momentum=0.9)
     mine = type("Mine", (lr_scheduler.LambdaLR,), {})(run.optimizers[0], lambda t: 1.0)
     scheduled = mu.Run(run.model, run.optimizers, mine)
-    refusal(lambda: widen(scheduled), "schedule.unknown_scheduler", where="Mine")
+    refusal(lambda: grow(scheduled), "schedule.unknown_scheduler", where="Mine")
 
 
 def test_a_plateau_is_carried_with_its_floor_once_every_reduction_is_made():
     run = trained(torch.optim.SGD, lr=0.1, momentum=0.9)
     plateau = lr_scheduler.ReduceLROnPlateau(run.optimizers[0], patience=0, min_lr=0.03, factor=0.5)
     scheduled = mu.Run(run.model, run.optimizers, plateau)
-    refusal(lambda: widen(scheduled), "schedule.absolute_rate", where=["ReduceLROnPlateau", "eps = 1e-08"])
+    refusal(lambda: grow(scheduled), "schedule.absolute_rate", where=["ReduceLROnPlateau", "eps = 1e-08"])
     plateau.eps = 0.0
-    wide = widen(scheduled)
+    wide = grow(scheduled)
     before = [group["lr"] for group in wide.optimizers[0].param_groups]
     for _ in range(5):
         plateau.step(1.0)
@@ -205,7 +205,7 @@ def test_a_plateau_is_carried_with_its_floor_once_every_reduction_is_made():
 def test_the_scheduler_of_a_foreign_optimizer_is_refused():
     run, other = trained(torch.optim.SGD, lr=0.1), trained(torch.optim.SGD, lr=0.1)
     foreign = mu.Run(run.model, run.optimizers, lr_scheduler.StepLR(other.optimizers[0], 3))
-    error = refusal(lambda: widen(foreign), "schedule.foreign_optimizer", where="StepLR")
+    error = refusal(lambda: grow(foreign), "schedule.foreign_optimizer", where="StepLR")
     assert error.faults[0].remedy, "it says what to write"
 
 
@@ -213,9 +213,9 @@ def test_the_scheduler_of_a_foreign_optimizer_is_refused():
 
 
 def test_the_plan_of_another_model_lists_every_fault_at_once():
-    plan = mu.plan_between(mlp, 4, 8)
+    plan = mu.plans.plan_between(mlp, 4, 8)
     other = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Linear(4, 4))
-    error = refusal(lambda: mu.widen(other, lambda: mlp(8), plan=plan), where=["(5, 3)", "(4, 3)"])
+    error = refusal(lambda: mu.grow(other, lambda: mlp(8), plan=plan), where=["(5, 3)", "(4, 3)"])
     assert {(f.where, f.code) for f in error.faults} == {
         ("0.weight", "plan.other_shape"),
         ("0.bias", "plan.other_shape"),
@@ -228,7 +228,7 @@ def test_the_plan_of_another_model_lists_every_fault_at_once():
 
 
 def test_what_is_not_a_plan_is_refused():
-    plan = mu.plan_between(mlp, 4, 8)
+    plan = mu.plans.plan_between(mlp, 4, 8)
     entry = json.loads(plan.to_json())
     entry["tensors"]["2.weight"]["s"] = "1/3"
     refusal(
@@ -244,7 +244,7 @@ def test_what_is_not_a_plan_is_refused():
 
 
 def test_names_that_collide_or_do_not_exist_are_refused():
-    plan = mu.plan_between(mlp, 4, 8)
+    plan = mu.plans.plan_between(mlp, 4, 8)
     refusal(lambda: plan.rename({"0.weight": "2.weight"}), "plan.name_taken_twice", where="2.weight")
     refusal(lambda: plan.fold("body.*", 2), "argument.pattern_matches_nothing", where="'body.*'")
     refusal(lambda: plan.fold("0.bias", 1 / 3), "scale.inexact_float", where='"1/3"')
@@ -253,9 +253,9 @@ def test_names_that_collide_or_do_not_exist_are_refused():
 
 
 def test_state_dicts_without_names_are_refused():
-    run, plan = trained(torch.optim.AdamW), mu.plan_between(mlp, 4, 8)
+    run, plan = trained(torch.optim.AdamW), mu.plans.plan_between(mlp, 4, 8)
     state = run.optimizers[0].state_dict()
-    call = mu.widen_optimizer_state_dict
+    call = mu.trainers.grow_optimizer_state_dict
     refusal(lambda: call(state, plan, torch.optim.AdamW), "state.no_names")
     refusal(
         lambda: call(state, plan, torch.optim.AdamW, names=["0.weight"]),
@@ -263,7 +263,7 @@ def test_state_dicts_without_names_are_refused():
         where=["1", "6"],
     )
     refusal(
-        lambda: mu.widen_state_dict({"0.weight": torch.ones(4, 3)}, plan),
+        lambda: mu.trainers.grow_state_dict({"0.weight": torch.ones(4, 3)}, plan),
         "plan.missing_tensor",
         where="2.weight",
     )

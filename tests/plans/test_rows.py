@@ -71,7 +71,7 @@ def test_the_run_is_the_bases_for_a_loss_over_its_words(tied, kind):
     make = lambda: Words(NEW, tied).double()  # noqa: E731
     certificate = mu.verify(run, make, step=step(OLD), plan=plan, steps=5)
     assert certificate.worst == 0.0
-    wide_run = mu.widen(run, make, plan=plan, unproved=True)
+    wide_run = mu.grow(run, make, plan=plan, prove=False)
     for name, parameter in wide_run.model.named_parameters():
         state = {key: v for key, v in wide_run.optimizer.state[parameter].items() if torch.is_tensor(v)}
         old = dict(base.named_parameters())[name]
@@ -94,8 +94,8 @@ def test_new_words_raise_the_loss_by_what_the_theorem_says(tied):
         base.head.bias.normal_(-9.0)  # all logits far below 0
     plan = row_plan(base, Words(NEW, tied), "words", NEW - OLD)
     make = lambda: Words(NEW, tied).double()  # noqa: E731
-    asleep: Any = mu.widen(base, make, plan=plan, unproved=True).model
-    awake: Any = mu.upscale(base, make, mu.SignalNoise(0.1), plan=plan, unproved=True).model
+    asleep: Any = mu.grow(base, make, plan=plan, prove=False).model
+    awake: Any = mu.upscale(base, make, mu.SignalNoise(0.1), plan=plan, prove=False).model
     base.requires_grad_(False), asleep.requires_grad_(False), awake.requires_grad_(False)
     logits, added = base(IDS), NEW - OLD
     before = F.cross_entropy(logits, IDS)
@@ -132,12 +132,12 @@ def test_a_new_word_wakes_as_the_mean_and_its_first_gradient_is_of_usual_size():
         rows = model.embed.weight.grad.norm(dim=1)
         return float(rows[OLD:].max() / rows[:OLD].max())
 
-    awake: Any = mu.upscale(base, make, mu.SignalNoise(0.1), plan=plan, unproved=True).model
+    awake: Any = mu.upscale(base, make, mu.SignalNoise(0.1), plan=plan, prove=False).model
     want = base.embed.weight.mean(0)
     torch.testing.assert_close(awake.embed.weight[OLD:], want.expand(NEW - OLD, -1), rtol=1e-6, atol=0)
     torch.testing.assert_close(awake.head.bias[OLD:], base.head.bias.mean().expand(NEW - OLD))
     assert size(awake) < 10
-    assert size(mu.widen(base, make, plan=plan, unproved=True).model) > 100
+    assert size(mu.grow(base, make, plan=plan, prove=False).model) > 100
 
 
 def test_a_row_in_slices_is_the_slice_of_the_row():
@@ -175,7 +175,7 @@ def test_noise_that_is_added_later_leaves_words_as_they_are():
     base, _ = pair(tied=True)
     plan = row_plan(base, Words(NEW, True), "words", NEW - OLD)
     awake: Any = mu.upscale(
-        mu.Run(base), lambda: Words(NEW, True).double(), mu.SignalNoise(0.1), plan=plan, unproved=True
+        mu.Run(base), lambda: Words(NEW, True).double(), mu.SignalNoise(0.1), plan=plan, prove=False
     )
     again: Any = mu.add_noise(awake, mu.SignalNoise(0.1), seed=1)
     assert torch.equal(again.model.embed.weight, awake.model.embed.weight)
@@ -206,7 +206,7 @@ def test_positions_stay_zero_and_their_numbers_are_the_models_own():
     plan = row_plan(Positions(5), Positions(9), "positions", 4)
     assert (plan["table.weight"].cut, plan["numbers"].fill) == ((0,), "own")
     base = Positions(5)
-    wide: Any = mu.upscale(base, lambda: Positions(9), mu.SignalNoise(0.1), plan=plan, unproved=True).model
+    wide: Any = mu.upscale(base, lambda: Positions(9), mu.SignalNoise(0.1), plan=plan, prove=False).model
     assert torch.equal(wide.table.weight[:5], base.table.weight)
     assert not bool(wide.table.weight[5:].any())
     assert torch.equal(wide.numbers, torch.arange(9))

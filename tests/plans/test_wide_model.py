@@ -74,12 +74,12 @@ def test_what_was_frozen_after_building_is_frozen_in_proofs(given, unfreeze, cop
     make = frozen if unfreeze else Net
     run = started()
     run.model.inp.requires_grad_(unfreeze)
-    wide = mu.widen(run, lambda: make(8), **given)
+    wide = mu.grow(run, lambda: make(8), **given)
     assert {p.requires_grad for p in wide.model.inp.parameters()} == {unfreeze}  # type: ignore[union-attr]
     assert apart(run, wide) < 1e-12
     if not unfreeze:
         monkeypatch.setattr(wide_model, "_trains", train_all)
-        refusal(lambda: mu.widen(run, lambda: Net(8), plan=wide.plan, **given))
+        refusal(lambda: mu.grow(run, lambda: Net(8), plan=wide.plan, **given))
 
 
 class Padded(nn.Module):
@@ -97,12 +97,12 @@ def test_a_plan_with_zeros_in_a_norm_is_proved_by_the_loss_that_found_it():
     assert (
         plan["inp.bias"].fold == plan["norm.weight"].fold ** -1 == mu.rules.Scale.of("3/2") ** Fraction(1, 2)
     )
-    wide = mu.widen(run, lambda: Padded(6), plan=plan, loss=loss)
+    wide = mu.grow(run, lambda: Padded(6), plan=plan, loss=loss)
     assert wide.model.norm.eps == run.model.norm.eps  # type: ignore[union-attr]
     assert mu.verify(run, lambda: Padded(6), step=step, plan=plan).holds
     assert apart(run, wide) < 1e-12
     mu.upscale(run, lambda: Padded(6), mu.AutoNoise(rise=0.1), plan=plan, loss=loss)
-    refusal(lambda: mu.widen(run, lambda: Padded(6), plan=plan.fold("inp.bias", 2), loss=loss))
+    refusal(lambda: mu.grow(run, lambda: Padded(6), plan=plan.fold("inp.bias", 2), loss=loss))
 
 
 class Tied(nn.Module):
@@ -161,8 +161,8 @@ def test_hooks_on_gradients_are_carried(case, monkeypatch):
     getattr(run.model.get_parameter(name), method)(hook)
     with monkeypatch.context() as large:
         large.setattr(prove, "FLOAT64_BYTES", 0)
-        assert apart(copied_run(run), mu.widen(run, lambda: Net(8), loss=loss)) < 1e-12
-    wide = mu.widen(run, lambda: Net(8), loss=loss)
+        assert apart(copied_run(run), mu.grow(run, lambda: Net(8), loss=loss)) < 1e-12
+    wide = mu.grow(run, lambda: Net(8), loss=loss)
     assert wide.provenance["carried"][f"{name}.hooks"] == 1
     assert mu.verify(run, lambda: Net(8), step=step, loss=loss).holds
     assert mu.verify(run, wide, step=step).holds
@@ -170,7 +170,7 @@ def test_hooks_on_gradients_are_carried(case, monkeypatch):
     assert apart(copied_run(run), back) < 1e-12
     assert apart(copied_run(run), wide) < 1e-12
     if case != "replace what is not a number":
-        wide = mu.widen(run, lambda: Net(8), loss=loss)
+        wide = mu.grow(run, lambda: Net(8), loss=loss)
         for parameter in wide.model.parameters():
             for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
                 (hooks or {}).clear()
@@ -179,7 +179,7 @@ def test_hooks_on_gradients_are_carried(case, monkeypatch):
 
 def copied_run(run):
     """The run again: an exact growth by nothing, which carries its hooks."""
-    return mu.widen(run, lambda: Net(4), loss=loss)
+    return mu.grow(run, lambda: Net(4), loss=loss)
 
 
 def mask_rows(gradient):
@@ -228,17 +228,17 @@ def test_hooks_that_do_not_commute_with_growing_are_refused(case):
     name, method, hook = INEXACT[case]
     run, counted = started(), Counted()
     handle = getattr(run.model.get_parameter(name), method)(hook)
-    error = refusal(lambda: mu.widen(run, lambda: Net(8), loss=counted), "model.hook_not_exact", where=name)
+    error = refusal(lambda: mu.grow(run, lambda: Net(8), loss=counted), "model.hook_not_exact", where=name)
     assert f".{method}(" in error.faults[0].remedy
     # Before the proof; those two would be exact if the gradients of the weight had one unit at both widths.
     assert (counted.calls > 0) == (case in ("clip by value", "decay"))
     plan, counted = mu.infer_plan(run.model, lambda: Net(8)), Counted()
-    refusal(lambda: mu.widen(run, lambda: Net(8), plan=plan, loss=counted), "model.hook_not_exact")
+    refusal(lambda: mu.grow(run, lambda: Net(8), plan=plan, loss=counted), "model.hook_not_exact")
     assert counted.calls == 0, "a plan that is given shows them all"
     refusal(lambda: mu.verify(run, lambda: Net(8), step=step), "model.hook_not_exact", where=name)
     refusal(lambda: mu.upscale(run, lambda: Net(8), mu.SignalNoise(0.05), loss=loss), "model.hook_not_exact")
     handle.remove()  # what the refusal asks for
-    wide = mu.widen(run, lambda: Net(8), loss=counted)
+    wide = mu.grow(run, lambda: Net(8), loss=counted)
     assert counted.calls > 0, "control: the proof calls it"
     wide.model.get_parameter(name).register_hook(lambda gradient: gradient * 0)
     before = wide.model.get_parameter(name).detach().clone()
@@ -290,7 +290,7 @@ def test_hooks_that_hold_the_base_are_refused(case):
         handle = run.model.head.bias.register_post_accumulate_grad_hook(HOLDING[case](run))
         counted = Counted()
         refusal(
-            lambda: mu.widen(run, lambda: Net(8), loss=counted), "model.hook_holds_base", where="head.bias"
+            lambda: mu.grow(run, lambda: Net(8), loss=counted), "model.hook_holds_base", where="head.bias"
         )
         assert counted.calls == 0, "before the proof"
         if case != "its memory":  # a copy of the run has a copy of that
@@ -301,7 +301,7 @@ def test_hooks_that_hold_the_base_are_refused(case):
         STEPPED.clear()
     assert all(torch.equal(weights[name], tensor) for name, tensor in run.model.state_dict().items())
     handle.remove()
-    assert apart(run, mu.widen(run, lambda: Net(8), loss=loss)) < 1e-12
+    assert apart(run, mu.grow(run, lambda: Net(8), loss=loss)) < 1e-12
 
 
 class Masked(Net):
@@ -318,13 +318,13 @@ def test_a_hook_that_the_factory_makes_is_the_factorys():
     base = Masked(4).double()
     base.mask.copy_(torch.tensor([0, 1, 1, 0]))  # type: ignore[operator]
     run = mu.Run(base, torch.optim.SGD(base.parameters(), lr=0.5))
-    wide = mu.widen(run, lambda: Masked(8), loss=loss)
+    wide = mu.grow(run, lambda: Masked(8), loss=loss)
     assert mu.verify(run, lambda: Masked(8), step=step).holds
     assert apart(run, wide) < 1e-12
     wide.model.mask.fill_(1)  # type: ignore[operator]
     assert apart(run, wide) > 1e-4, "control: the hook uses the mask of the wide model"
     base.inp.weight._backward_hooks.clear()  # type: ignore[union-attr]
-    refusal(lambda: mu.widen(run, lambda: Masked(8), loss=loss), "model.hook_not_exact", where="inp.weight")
+    refusal(lambda: mu.grow(run, lambda: Masked(8), loss=loss), "model.hook_not_exact", where="inp.weight")
 
 
 NORMS: list[float] = []
@@ -346,7 +346,7 @@ def test_what_hooks_print_is_not_seen_while_they_are_tried(copies, monkeypatch, 
     run = started()
     run.model.head.weight.register_hook(loud)
     run.model.head.weight.register_post_accumulate_grad_hook(loud)
-    wide = mu.widen(run, lambda: Net(8), loss=loss)
+    wide = mu.grow(run, lambda: Net(8), loss=loss)
     assert (capfd.readouterr().out, caplog.records, recwarn.list) == ("", [], [])
     step(wide, 0)
     assert (capfd.readouterr().out, len(caplog.records), len(recwarn)) == ("printed\n" * 2, 2, 1), "control"
@@ -373,7 +373,7 @@ def test_a_hook_that_holds_a_lock_is_carried(method, make):
     run, hook = started(), Locked(make())
     getattr(run.model.head.weight, method)(hook if method == "register_hook" else hook.accumulated)
     with hook.lock:  # trying it does not wait for a lock that is held
-        wide = mu.widen(run, lambda: Net(8), loss=loss)
+        wide = mu.grow(run, lambda: Net(8), loss=loss)
         assert mu.verify(run, lambda: Net(8), loss=loss).holds
     assert hook.count == 0
     assert apart(copied_run(run), wide) < 1e-12
@@ -388,7 +388,7 @@ def test_a_hook_that_cannot_be_copied_is_refused_for_that(method, tmp_path):
         own = hook if method == "register_hook" else hook.accumulated
         handle = getattr(run.model.head.weight, method)(own)
         error = refusal(
-            lambda: mu.widen(run, lambda: Net(8), loss=counted),
+            lambda: mu.grow(run, lambda: Net(8), loss=counted),
             "model.hook_cannot_be_tried",
             where="head.weight",
         )
@@ -396,7 +396,7 @@ def test_a_hook_that_cannot_be_copied_is_refused_for_that(method, tmp_path):
         assert f".{method}(" in error.faults[0].remedy
         refusal(lambda: mu.verify(run, lambda: Net(8), loss=loss), "model.cannot_be_copied")
         handle.remove()
-        wide = mu.widen(run, lambda: Net(8), loss=loss)
+        wide = mu.grow(run, lambda: Net(8), loss=loss)
         for grown in (run, wide):  # what the refusal asks for
             getattr(grown.model.get_parameter("head.weight"), method)(own)
         assert apart(run, wide) < 1e-12
@@ -409,7 +409,7 @@ def test_trying_a_hook_leaves_no_trace():
     run.model.head.weight.register_hook(note)
     NORMS.clear()
     drawn = torch.get_rng_state()
-    wide = mu.widen(run, lambda: Net(8), loss=loss)
+    wide = mu.grow(run, lambda: Net(8), loss=loss)
     mu.verify(run, lambda: Net(8), step=step, steps=2)
     assert (len(seen), len(NORMS)) == (0, 0)
     assert torch.equal(drawn, torch.get_rng_state())
@@ -423,7 +423,7 @@ def test_hooks_stay_where_no_width_changes():
     run = started()
     run.model.head.weight.register_hook(scale)
     run.model.head.weight.requires_grad_(False)
-    wide = mu.widen(run, lambda: Net(8), loss=loss)
+    wide = mu.grow(run, lambda: Net(8), loss=loss)
     noisy = mu.add_noise(wide, mu.SignalNoise(0.01))
     for grown in (wide, noisy):
         weight = grown.model.head.weight  # type: ignore[union-attr]

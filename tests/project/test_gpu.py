@@ -43,7 +43,7 @@ def test_widened_runs_stay_on_the_device_and_train_exactly(options):
 
     for _ in range(3):
         loss_of_step(run)
-    wide = mu.widen(run, lambda: mlp(48))
+    wide = mu.grow(run, lambda: mlp(48))
     assert all(p.is_cuda for p in wide.model.parameters())
     for _ in range(20):
         base, grown = loss_of_step(run), loss_of_step(wide)
@@ -63,7 +63,7 @@ def test_autocast_and_grad_scaler_go_on():
 
     for _ in range(5):
         loss_of_step(run)
-    wide = mu.widen(run, lambda: mlp(128))
+    wide = mu.grow(run, lambda: mlp(128))
     base, grown = ([loss_of_step(side) for _ in range(10)] for side in (run, wide))
     assert all(abs(a - b) <= 5e-2 * a for a, b in zip(base, grown, strict=True))
 

@@ -236,5 +236,6 @@ def test_benchmarks_say_where_they_are_shown():
     assert found({"line": None}) == ["zoo: no line is recorded"]
     assert found({}, "benchmarks/limits.py") == ["limits: no row in docs/benchmarks.json"]
     assert (
-        found({"shown": "nightly", "tests": ["tests/planning/test_zoo.py"], "command": "benchmarks/x.py"}) == []
+        found({"shown": "nightly", "tests": ["tests/planning/test_zoo.py"], "command": "benchmarks/x.py"})
+        == []
     )

@@ -28,11 +28,11 @@ def test_what_needs_no_tensor_imports_no_torch(code: str):
 
 def test_an_import_of_torch_is_seen():
     """Control."""
-    assert "torch was imported" in without_torch("import mupscale as mu; mu.widen").stderr
+    assert "torch was imported" in without_torch("import mupscale as mu; mu.grow").stderr
 
 
 def test_a_name_that_does_not_exist_is_refused_as_python_does():
-    done = without_torch("import mupscale as mu; mu.widenn")
+    done = without_torch("import mupscale as mu; mu.groww")
     assert "AttributeError: module 'mupscale' has no attribute 'widenn'" in done.stderr
 
 
@@ -42,7 +42,7 @@ HELP = [
         f"{verb} "
         for verb in [
             "plan",
-            "widen",
+            "grow",
             "upscale",
             "check",
             "tune",

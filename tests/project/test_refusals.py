@@ -108,9 +108,9 @@ def own(n: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("kind", "action"),
     [
-        (mu.errors.NotExact, lambda: mu.widen(nn.Linear(3, 4), nn.Linear(3, 6))),
-        (mu.errors.Undecided, lambda: mu.widen(own(4), own(8))),
-        (mu.errors.WrongArgument, lambda: mu.widen(own(4), own(8), loss=3)),  # type: ignore[arg-type]
+        (mu.errors.NotExact, lambda: mu.grow(nn.Linear(3, 4), nn.Linear(3, 6))),
+        (mu.errors.Undecided, lambda: mu.grow(own(4), own(8))),
+        (mu.errors.WrongArgument, lambda: mu.grow(own(4), own(8), loss=3)),  # type: ignore[arg-type]
         (mu.errors.DamagedFile, lambda: mu.Plan.from_json("{}")),
     ],
 )

@@ -30,8 +30,8 @@ def mlp(n: int) -> Any:
     return nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 2))
 
 
-PLAN = mu.plan_between(mlp, 4, 8)
-OTHER = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+PLAN = mu.plans.plan_between(mlp, 4, 8)
+OTHER = mu.plans.plan_between(lambda n: nn.Linear(n, n), 2, 4)
 BASE, WIDE = mlp(4), mlp(8)
 X = torch.ones(2, 3)
 NOISE = mu.MupNoise(0.1)
@@ -66,8 +66,8 @@ def upscale(noise: Any = NOISE, base: Any = BASE, **options: Any) -> Any:
     return mu.upscale(base, lambda: mlp(8), noise, **options)
 
 
-def widen(run: Any = BASE, **options: Any) -> Any:
-    return mu.widen(run, lambda: mlp(8), **options)
+def grow(run: Any = BASE, **options: Any) -> Any:
+    return mu.grow(run, lambda: mlp(8), **options)
 
 
 def verify(**options: Any) -> Any:
@@ -76,7 +76,7 @@ def verify(**options: Any) -> Any:
 
 
 def infer(**options: Any) -> mu.Plan:
-    return mu.plan_between(mlp, 4, 8, **options)
+    return mu.plans.plan_between(mlp, 4, 8, **options)
 
 
 def sizes(**changes: Any) -> Any:
@@ -114,7 +114,7 @@ def state() -> dict[str, Any]:
 
 
 def carried() -> dict[str, Any]:
-    return mu.widen_optimizer_state_dict(state(), PLAN, AdamW)
+    return mu.trainers.grow_optimizer_state_dict(state(), PLAN, AdamW)
 
 
 def schedule(**changes: Any) -> limits.Schedule:
@@ -168,12 +168,12 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
         lambda: mu.rules.OptimizerRule(lr=mu.rules.W, state={"momentum": mu.rules.G}, neutral=["betas"]),  # type: ignore[arg-type]
         "argument.wrong_type argument.not_a_list"),
     "a row that is none": (
-        lambda: widen(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": 3}),
-        lambda: widen(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": mu.rules.rule_for(AdamW)}),
+        lambda: grow(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": 3}),
+        lambda: grow(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": mu.rules.rule_for(AdamW)}),
         "argument.wrong_type"),
     # Plans.
-    "a factory of two arguments": (lambda: mu.plan_between(nn.Linear, 4, 8),  # type: ignore[arg-type]
-        lambda: mu.plan_between(lambda n: nn.Linear(n, n), 4, 8), "argument.wrong_signature"),
+    "a factory of two arguments": (lambda: mu.plans.plan_between(nn.Linear, 4, 8),  # type: ignore[arg-type]
+        lambda: mu.plans.plan_between(lambda n: nn.Linear(n, n), 4, 8), "argument.wrong_signature"),
     "a model and a size": (lambda: mu.infer_plan(BASE, 8),  # type: ignore[arg-type]
         lambda: mu.infer_plan(BASE, WIDE), "argument.not_a_model"),
     "roles in a list": (lambda: infer(roles=["0.weight"]),
@@ -193,22 +193,22 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
         lambda: mu.plans.gradient_identity(WIDE, BASE, plan=PLAN, loss=loss),
         lambda: mu.plans.gradient_identity(BASE, WIDE, plan=PLAN, loss=loss), "plan.other_shape"),
     # Runs.
-    "a state dict as a run": (lambda: widen(BASE.state_dict()), lambda: widen(BASE), "argument.wrong_type"),
+    "a state dict as a run": (lambda: grow(BASE.state_dict()), lambda: grow(BASE), "argument.wrong_type"),
     "a class as an optimizer": (lambda: mu.Run(BASE, AdamW),  # type: ignore[arg-type]
         lambda: mu.Run(BASE, adamw(BASE)), "argument.wrong_type"),
-    "a size in place of a factory": (lambda: mu.widen(BASE, 8),  # type: ignore[arg-type]
-        lambda: mu.widen(BASE, lambda: mlp(8)), "argument.not_a_function"),
-    "a factory that wants a size": (lambda: mu.widen(BASE, mlp),  # type: ignore[arg-type]
-        lambda: mu.widen(BASE, lambda: mlp(8)), "argument.wrong_signature"),
-    "a plan as text": (lambda: widen(plan=PLAN.to_json()),
-        lambda: widen(plan=mu.Plan.from_json(PLAN.to_json())), "argument.wrong_type"),
-    "a narrower wide model": (lambda: mu.widen(WIDE, lambda: mlp(4)),
-        lambda: mu.widen(BASE, lambda: mlp(8)), "axis.shrinks_by_copies"),
-    "an average of floats": (lambda: widen(mu.Run(BASE, ema={"0.weight": 1.0})),  # type: ignore[dict-item]
-        lambda: widen(mu.Run(BASE, ema=BASE.state_dict())), "argument.wrong_type"),
+    "a size in place of a factory": (lambda: mu.grow(BASE, 8),  # type: ignore[arg-type]
+        lambda: mu.grow(BASE, lambda: mlp(8)), "argument.not_a_function"),
+    "a factory that wants a size": (lambda: mu.grow(BASE, mlp),  # type: ignore[arg-type]
+        lambda: mu.grow(BASE, lambda: mlp(8)), "argument.wrong_signature"),
+    "a plan as text": (lambda: grow(plan=PLAN.to_json()),
+        lambda: grow(plan=mu.Plan.from_json(PLAN.to_json())), "argument.wrong_type"),
+    "a narrower wide model": (lambda: mu.grow(WIDE, lambda: mlp(4)),
+        lambda: mu.grow(BASE, lambda: mlp(8)), "axis.shrinks_by_copies"),
+    "an average of floats": (lambda: grow(mu.Run(BASE, ema={"0.weight": 1.0})),  # type: ignore[dict-item]
+        lambda: grow(mu.Run(BASE, ema=BASE.state_dict())), "argument.wrong_type"),
     "a reference to another model": (
         lambda: upscale(base=mu.Run(BASE, since=OTHER)),
-        lambda: upscale(base=mu.Run(BASE, since=mu.plan_between(mlp, 2, 4))),
+        lambda: upscale(base=mu.Run(BASE, since=mu.plans.plan_between(mlp, 2, 4))),
         "plan.unknown_tensor plan.missing_tensor"),
     # Noise.
     "noise as a number": (lambda: upscale(0.1), upscale, "argument.wrong_type"),
@@ -224,8 +224,8 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
     "too few sizes": (lambda: sizes(**{"0.weight": (0.1,)}),
         lambda: sizes(**{"0.weight": (0.1,) * 8}), "noise.other_number_of_sizes"),
     "a seed between seeds": (lambda: upscale(seed=1.5), lambda: upscale(seed=1), "argument.not_whole"),
-    "a schedule over FLOPs that is not told what a wide step costs": (lambda: widen(scheduled()),
-        lambda: widen(scheduled(), step_cost=6e12), "schedule.step_cost_missing"),
+    "a schedule over FLOPs that is not told what a wide step costs": (lambda: grow(scheduled()),
+        lambda: grow(scheduled(), step_cost=6e12), "schedule.step_cost_missing"),
     "the shape of a decay under another name": (lambda: mu.GrowthSchedule(1000, shape="cos"),
         lambda: mu.GrowthSchedule(1000, shape="linear"), "schedule.unknown_shape"),
     "warm-up and decay in steps": (lambda: mu.GrowthSchedule(1000, warmup=20, decay=300),
@@ -291,17 +291,17 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
     "a model in place of an optimizer": (lambda: mu.step_in_units_(WIDE, PLAN, model=adamw(WIDE)),
         lambda: mu.step_in_units_(adamw(WIDE), PLAN, model=WIDE), "argument.wrong_type"),
     # State dicts.
-    "a model in place of its state": (lambda: mu.widen_state_dict(BASE, PLAN),
-        lambda: mu.widen_state_dict(BASE.state_dict(), PLAN), "argument.wrong_type"),
-    "state and plan in turn": (lambda: mu.widen_state_dict(PLAN, BASE.state_dict()),  # type: ignore[arg-type]
-        lambda: mu.widen_state_dict(BASE.state_dict(), PLAN), "argument.wrong_type"),
-    "an optimizer in place of its state": (lambda: mu.widen_optimizer_state_dict(adamw(BASE), PLAN, AdamW),
-        lambda: mu.widen_optimizer_state_dict(state(), PLAN, AdamW), "argument.wrong_type"),
+    "a model in place of its state": (lambda: mu.trainers.grow_state_dict(BASE, PLAN),
+        lambda: mu.trainers.grow_state_dict(BASE.state_dict(), PLAN), "argument.wrong_type"),
+    "state and plan in turn": (lambda: mu.trainers.grow_state_dict(PLAN, BASE.state_dict()),  # type: ignore[arg-type]
+        lambda: mu.trainers.grow_state_dict(BASE.state_dict(), PLAN), "argument.wrong_type"),
+    "an optimizer in place of its state": (lambda: mu.trainers.grow_optimizer_state_dict(adamw(BASE), PLAN, AdamW),
+        lambda: mu.trainers.grow_optimizer_state_dict(state(), PLAN, AdamW), "argument.wrong_type"),
     "a state and a name": (
-        lambda: mu.widen_optimizer_state_dict(state(), PLAN, "torch.optim.AdamW"),  # type: ignore[arg-type]
-        lambda: mu.widen_optimizer_state_dict(state(), PLAN, AdamW), "optimizer.not_a_class"),
-    "the state of another model": (lambda: mu.widen_optimizer_state_dict(state(), OTHER, AdamW),
-        lambda: mu.widen_optimizer_state_dict(state(), PLAN, AdamW), "state.unknown_name"),
+        lambda: mu.trainers.grow_optimizer_state_dict(state(), PLAN, "torch.optim.AdamW"),  # type: ignore[arg-type]
+        lambda: mu.trainers.grow_optimizer_state_dict(state(), PLAN, AdamW), "optimizer.not_a_class"),
+    "the state of another model": (lambda: mu.trainers.grow_optimizer_state_dict(state(), OTHER, AdamW),
+        lambda: mu.trainers.grow_optimizer_state_dict(state(), PLAN, AdamW), "state.unknown_name"),
     "groups of a state without names": (lambda: mu.trainers.groups_for(WIDE, adamw(WIDE).state_dict()),
         lambda: mu.trainers.groups_for(WIDE, carried()), "state.no_names"),
     # Limits.
@@ -393,10 +393,10 @@ LIGHT = {
     "plan base": "goal.not_given",
     "plan base -k 2 --json none/plan.json": "option.not_a_file_name",
     f"{GROW} --noise t=0.1 --recipe r.json": "recipe.with_other_settings",
-    "widen base wide -k 2 --dtype int8": "option.unknown_dtype",
-    "widen base wide -k 2 --shard-size 5XB": "usage",
-    "widen base wide -k 2 --worker 3/2": "option.not_a_share",
-    "widen base wide -k 2 --workers 0": "option.below_one",
+    "grow base wide -k 2 --dtype int8": "option.unknown_dtype",
+    "grow base wide -k 2 --shard-size 5XB": "usage",
+    "grow base wide -k 2 --worker 3/2": "option.not_a_share",
+    "grow base wide -k 2 --workers 0": "option.below_one",
     "tune proxy.py --width 8 -k 1 --steps 4": "argument.not_whole",
     "tune proxy.py --width 8 -k 2 --steps 4 --scheme u": "usage",
     "tune proxy.py --width 8 -k 2 --steps 4 --noises 0.1,2": "study.noise_above_scheme",
@@ -414,8 +414,8 @@ COMMANDS = LIGHT | {
     "plan cut -k 2": "file.cut_short",
     f"{GROW} --noise t=1 --batch nowhere": "data.not_a_batch",
     f"{GROW} --recipe nowhere": "file.does_not_exist",
-    "widen base file -k 2": "job.output_not_empty",
-    "widen base file/place -k 2": "directory.is_a_file",
+    "grow base file -k 2": "job.output_not_empty",
+    "grow base file/place -k 2": "directory.is_a_file",
     "check base empty": "growth.record_missing",
     f"cost sound.py {COST} --width 8": "argument.not_a_function",
     f"cost nowhere {COST} --batch 2 --context 8": "config.not_readable",

@@ -86,8 +86,8 @@ def started(width=4):
 
 
 def loaded(base, units):
-    """A wide run filled by `load_wide`: its optimizer is stepped in units, or built from groups."""
-    plan, wide = mu.plan_between(mlp, 4, 8), mlp(8)
+    """A wide run filled by `load_grown_`: its optimizer is stepped in units, or built from groups."""
+    plan, wide = mu.plans.plan_between(mlp, 4, 8), mlp(8)
     settings: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1}
     if units:
         optimizer = torch.optim.AdamW(wide.parameters(), **settings)
@@ -95,7 +95,7 @@ def loaded(base, units):
     else:
         groups = mu.param_groups(wide, plan, torch.optim.AdamW, **settings)
         optimizer = torch.optim.AdamW(groups)
-    return mu.load_wide(base, mu.Run(wide, optimizer), plan=plan)
+    return mu.load_grown_(base, mu.Run(wide, optimizer), plan=plan)
 
 
 @pytest.mark.parametrize("units", [True, False])

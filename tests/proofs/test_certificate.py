@@ -73,7 +73,7 @@ def test_a_weight_without_gradient_that_moves_otherwise_is_a_failure(spoiled):
     base = Gated(4)
     run = mu.Run(base, torch.optim.SGD(base.parameters(), lr=0.1, momentum=0.9))
     step(run, 0)
-    wide = mu.widen(run, lambda: Gated(8), unproved=True)
+    wide = mu.grow(run, lambda: Gated(8), prove=False)
     if spoiled:
         weight = wide.model.get_parameter("gated.weight")
         wide.optimizer.state[weight]["momentum_buffer"] = torch.ones_like(weight)

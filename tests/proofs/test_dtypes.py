@@ -97,7 +97,7 @@ def adamw(model):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_float32_programs_are_verified_and_searched_in_float64(program):
     make, loss = PROGRAMS[program]
-    plan = mu.plan_between(make, 8, 16, loss=lambda model: loss(model, *batch(0)))
+    plan = mu.plans.plan_between(make, 8, 16, loss=lambda model: loss(model, *batch(0)))
     certificate = mu.verify(adamw(make(8)), lambda: make(16), step=stepper(loss), steps=3)
     assert certificate.holds
     assert certificate.worst < 1e-9, "measured in float64, not in float32"

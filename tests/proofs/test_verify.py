@@ -169,7 +169,7 @@ def test_dropout_is_off_and_the_certificate_says_so():
 
 def test_an_unscaled_eps_is_named_with_its_tensor():
     run = adamw(mlp(8))
-    wide = mu.widen(run, lambda: mlp(16))
+    wide = mu.grow(run, lambda: mlp(16))
     assert check(run, wide).holds
     for group in wide.optimizers[0].param_groups:
         group["eps"] = 1e-4
@@ -233,7 +233,7 @@ def test_a_missing_readout_multiplier_is_named():
     assert failure is not None
     assert "readout" in failure.cause
     assert "0.5 times" in failure.what
-    plan = mu.plan_between(Averaging, 8, 16, folds={"readout.weight": 2})
+    plan = mu.plans.plan_between(Averaging, 8, 16, folds={"readout.weight": 2})
     assert check(adamw(Averaging(8)), lambda: Averaging(16), plan=plan).holds
 
 
@@ -255,4 +255,4 @@ def test_a_step_that_steps_nothing_is_refused():
 
 def test_runs_with_other_numbers_of_optimizers_are_refused():
     with refused("proof.other_number_of_optimizers"):
-        check(adamw(mlp(8)), mu.Run(mlp(16)), plan=mu.plan_between(mlp, 8, 16))
+        check(adamw(mlp(8)), mu.Run(mlp(16)), plan=mu.plans.plan_between(mlp, 8, 16))

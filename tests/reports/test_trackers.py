@@ -86,7 +86,7 @@ def test_growth_is_logged_as_it_was(base):
     assert told["growth/lr_after"] == told["growth/lr_before"] == reference_lr(wide.optimizer) == 0.01
     loss(wide.model).backward()
     assert told["growth/grad_norm_after"] == pytest.approx(float(grad_norm(wide.model, wide)), rel=1e-6)
-    exact = log_growth(Writer(), base, mu.widen(base, lambda: make(8)), loss=loss)
+    exact = log_growth(Writer(), base, mu.grow(base, lambda: make(8)), loss=loss)
     assert "growth/noise" not in exact
     assert exact["growth/symmetry"] == 0
     for name in ("loss", "grad_norm"):
@@ -115,7 +115,7 @@ def test_a_study_is_logged_point_by_point(study):
 
 
 def test_what_is_no_tracker_is_refused(base, tmp_path):
-    wide = mu.widen(base, lambda: make(8))
+    wide = mu.grow(base, lambda: make(8))
     with refused("report.not_a_tracker", where="tracker"):
         log_growth({}, base, wide)
     with refused("argument.wrong_type", where="base"):

@@ -33,7 +33,7 @@ def base() -> mu.Run:
 
 def grow(run: mu.Run, n: int, noise: Any = None, seed: int = 0) -> mu.Run:
     return (
-        mu.widen(run, lambda: net(n)) if noise is None else mu.upscale(run, lambda: net(n), noise, seed=seed)
+        mu.grow(run, lambda: net(n)) if noise is None else mu.upscale(run, lambda: net(n), noise, seed=seed)
     )
 
 
@@ -155,7 +155,7 @@ def test_a_later_form_and_what_is_none_are_refused():
 
 
 NOISE = {"kind": "MupNoise", "seed": 3, "sigmas": {"w": 0.1}, "paired": {}, "without": ["v"], "rows": {}}
-PLAN = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+PLAN = mu.plans.plan_between(lambda n: nn.Linear(n, n), 2, 4)
 LIVE = {
     "version": "0.2.0", "torch": "2.9.0", "plan": "aa", "proof": {"by": "loss", "worst": 1e-16}, "reference": "the base itself",
     "noise": NOISE, "seed": 3, "lr": 0.02, "loss": {"before": 1.0, "after": 1.1}, "grown_from": {},

@@ -50,7 +50,7 @@ class Net(nn.Module):
 
 
 def plan(n: int, k: int) -> mu.Plan:
-    return replace(mu.plan_between(Net, n, k * n), proof="loss")
+    return replace(mu.plans.plan_between(Net, n, k * n), proof="loss")
 
 
 def adamw(model: nn.Module, since: mu.Plan) -> torch.optim.AdamW:
@@ -84,7 +84,7 @@ def saved(n: int):
 def live_base(n: int) -> mu.Run:
     path = saved(n)
     run = sharded(n, identity_plan(mu.plans.on_meta(lambda: Net(n))))
-    return mu.load_wide(path, run, plan=identity_plan(run.model))
+    return mu.load_grown_(path, run, plan=identity_plan(run.model))
 
 
 def collectives() -> dict[str, int]:
@@ -103,7 +103,7 @@ def collectives() -> dict[str, int]:
         source = live_base(n) if live else saved(n)
         run = sharded(2 * n, plan(n, 2))
         with CommDebugMode() as counted:
-            run = mu.load_wide(source, run, plan=plan(n, 2), noise=noise)
+            run = mu.load_grown_(source, run, plan=plan(n, 2), noise=noise)
         found[way] = counted.get_total_counts()
         found[f"{way}: messages"] = run.provenance["loaded"]["messages"]
     return found
@@ -112,7 +112,7 @@ def collectives() -> dict[str, int]:
 def what_is_read() -> dict[str, int]:
     """Bytes read by this rank, bytes of its shards, and memory beside them, for a base of 6 MB and its state."""
     path, wide = saved(700), sharded(1400, plan(700, 2))
-    run = mu.load_wide(path, wide, plan=plan(700, 2))
+    run = mu.load_grown_(path, wide, plan=plan(700, 2))
     shards = sum(local_of(p).nbytes for p in run.model.parameters())
     return {
         "bytes": run.provenance["loaded"]["bytes"],
@@ -129,19 +129,19 @@ def refused() -> dict[str, tuple[set[str], str]]:
     fully_shard(sgd, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     groups = mu.param_groups(sgd, grown, torch.optim.SGD, lr=1e-2, momentum=0.9)
     ways = {
-        "another model's plan": lambda: mu.load_wide(path, sharded(22, plan(11, 2)), plan=plan(11, 2)),
-        "another k": lambda: mu.load_wide(path, sharded(20, grown), plan=plan(10, 3)),
-        "another optimizer": lambda: mu.load_wide(
+        "another model's plan": lambda: mu.load_grown_(path, sharded(22, plan(11, 2)), plan=plan(11, 2)),
+        "another k": lambda: mu.load_grown_(path, sharded(20, grown), plan=plan(10, 3)),
+        "another optimizer": lambda: mu.load_grown_(
             path, mu.Run(sgd, torch.optim.SGD(groups, momentum=0.9)), plan=grown
         ),
-        "no such place, on one rank": lambda: mu.load_wide(
+        "no such place, on one rank": lambda: mu.load_grown_(
             path / "nowhere" if last else path, sharded(20, grown), plan=grown
         ),
-        "another seed, on one rank": lambda: mu.load_wide(
+        "another seed, on one rank": lambda: mu.load_grown_(
             path, sharded(20, grown), plan=grown, noise=mu.MupNoise(0.1), seed=int(last)
         ),
-        "missing tensors": lambda: mu.load_wide(damaged(path), sharded(20, grown), plan=grown),
-        "no units": lambda: mu.load_wide(path, stock(20), plan=grown),
+        "missing tensors": lambda: mu.load_grown_(damaged(path), sharded(20, grown), plan=grown),
+        "no units": lambda: mu.load_grown_(path, stock(20), plan=grown),
     }
     found = {}
     for way, load in ways.items():
@@ -174,11 +174,11 @@ def nothing_is_left() -> list[bool]:
     """After a refusal the model is NaN wherever it has memory, and loading again works."""
     path, grown = saved(10), plan(10, 2)
     run = sharded(20, grown)
-    load = lambda: mu.load_wide(path, run, plan=grown, noise=mu.MupNoise(0.1), seed=dist.get_rank())  # noqa: E731
+    load = lambda: mu.load_grown_(path, run, plan=grown, noise=mu.MupNoise(0.1), seed=dist.get_rank())  # noqa: E731
     refusal(load, "rank.other_inputs")
     poisoned = all(bool(local_of(p).isnan().all()) for p in run.model.parameters())
     empty = not run.optimizers[0].state
-    mu.load_wide(path, run, plan=grown)
+    mu.load_grown_(path, run, plan=grown)
     whole = all(bool(local_of(p).isfinite().all()) for p in run.model.parameters())
     return [poisoned, empty, whole and len(run.optimizers[0].state) == 6]
 
@@ -196,11 +196,11 @@ def slow() -> list[Any]:
         fill.Filler.fill_all_ = fill_all_  # type: ignore[method-assign]
     try:
         run = sharded(20, grown)
-        mu.load_wide(path, run, plan=grown, group=dist.new_group(timeout=timedelta(seconds=2)))
+        mu.load_grown_(path, run, plan=grown, group=dist.new_group(timeout=timedelta(seconds=2)))
         whole = all(bool(local_of(p).isfinite().all()) for p in run.model.parameters())
         monkey.setattr(agreement, "meet", lambda group=None: None)
         try:
-            mu.load_wide(path, run, plan=grown, group=dist.new_group(timeout=timedelta(seconds=2)))
+            mu.load_grown_(path, run, plan=grown, group=dist.new_group(timeout=timedelta(seconds=2)))
         except mu.MupscaleError as error:
             return [whole, error.code]
         return [whole, ""]
@@ -224,7 +224,7 @@ def killed() -> None:
 
         fill.Filler.fill_ = fill_  # type: ignore[method-assign]
     try:
-        mu.load_wide(path, run, plan=grown)
+        mu.load_grown_(path, run, plan=grown)
     except mu.MupscaleError as error:
         nan = all(bool(local_of(p).isnan().all()) for p in run.model.parameters())
         print(f"told after {time.monotonic() - started:.1f} s, all NaN: {nan}: {error}", flush=True)
@@ -234,16 +234,16 @@ def killed() -> None:
 def gathered() -> list[Any]:
     """Models that FSDP2 holds gathered after an evaluation: what is loaded stays, and state is found."""
     path, grown, x = saved(10), plan(10, 2), torch.ones(2, 3)
-    want = mu.load_wide(path, sharded(20, grown), plan=grown).model(x)
+    want = mu.load_grown_(path, sharded(20, grown), plan=grown).model(x)
     run = sharded(20, grown)
     run.model.to_empty(device="cpu")
     base = live_base(10)
     with torch.no_grad():
         run.model(x)
         base.model(x)
-    loaded = mu.load_wide(path, run, plan=grown)
+    loaded = mu.load_grown_(path, run, plan=grown)
     reshard_(loaded.model)
-    live = mu.load_wide(base, sharded(20, grown), plan=grown)
+    live = mu.load_grown_(base, sharded(20, grown), plan=grown)
     return [
         torch.equal(loaded.model(x), want),
         torch.equal(live.model(x), want),
@@ -264,7 +264,7 @@ def failing_between_messages() -> tuple[str, bool]:
 
     fill.Filler.fill_ = fill_  # type: ignore[method-assign]
     try:
-        mu.load_wide(base, run, plan=grown)
+        mu.load_grown_(base, run, plan=grown)
     except (mu.MupscaleError, MemoryError) as error:
         return getattr(error, "code", "its own"), "no room" in str(error)
     finally:
@@ -280,7 +280,7 @@ def prefixes() -> str:
             save_dcp({"a": model.state_dict(), "b": model.state_dict()}, checkpoint_id=path, no_dist=True)
     dist.barrier()
     try:
-        mu.load_wide(path, sharded(20, plan(10, 2)).model, plan=plan(10, 2), prefix="ab"[dist.get_rank()])
+        mu.load_grown_(path, sharded(20, plan(10, 2)).model, plan=plan(10, 2), prefix="ab"[dist.get_rank()])
     except mu.MupscaleError as error:
         return error.code
     return "loaded"
@@ -320,21 +320,21 @@ def metadata_shared() -> dict[str, Any]:
         for way, write in ways.items():
             node._written = write
             calls.clear()
-            run = mu.load_wide(path, sharded(20, grown), plan=grown)
+            run = mu.load_grown_(path, sharded(20, grown), plan=grown)
             bits = [local_of(p).detach().clone() for p in run.model.parameters()]
             found[way] = (len(calls), bits)
         other = folder() / f"copy{dist.get_rank()}"
         shutil.copytree(path, other)
         calls.clear()
         node._written = written
-        mu.load_wide(other, sharded(20, grown), plan=grown)
+        mu.load_grown_(other, sharded(20, grown), plan=grown)
         found["own copies"] = (len(calls), [])
         found["left"] = [name for name in tables if os.path.exists(name)]
         found["written"] = len(tables)
         (other / ".metadata").write_bytes(b"\x80\x04N.")
         dist.barrier()
         try:
-            mu.load_wide(folder() / "copy0", sharded(20, grown), plan=grown)
+            mu.load_grown_(folder() / "copy0", sharded(20, grown), plan=grown)
         except mu.MupscaleError as error:
             found["damaged"] = error.codes
     finally:
@@ -527,7 +527,7 @@ def test_one_process_is_a_job_of_one_rank(tmp_path):
     model = Net(4)
     with warnings.catch_warnings(action="ignore"):
         save_dcp(model.state_dict(), checkpoint_id=tmp_path / "base")
-    wide: Any = mu.load_wide(tmp_path / "base", mu.plans.on_meta(lambda: Net(8)), plan=plan(4, 2)).model
+    wide: Any = mu.load_grown_(tmp_path / "base", mu.plans.on_meta(lambda: Net(8)), plan=plan(4, 2)).model
     x = torch.randn(3, 3)
     assert torch.allclose(wide(x), model(x), atol=1e-6)
     assert local_rectangle(wide.middle.weight).shape == (8, 8)
@@ -553,7 +553,7 @@ def test_constants_that_differ_from_the_source_s_are_told(form, key, tmp_path):
         run = mu.Run(wide, rmsprop(mu.param_groups(wide, since, rmsprop, **other)))
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            mu.load_wide(source, run, plan=since)
+            mu.load_grown_(source, run, plan=since)
         assert any(f": {key} is " in str(w.message) for w in told) is (factor != 1.0)
 
 
@@ -562,17 +562,19 @@ def test_arguments_that_do_not_fit_are_refused_before_a_model_is_touched():
     base, wide = Net(4), Net(8)
     before = [parameter.detach().clone() for parameter in base.parameters()]
     for wrong, code in (
-        (lambda: mu.load_wide(mu.Run(wide), mu.Run(base), plan=plan(4, 2)), "plan.other_shape"),
-        (lambda: mu.load_wide(wide, base, plan=plan(4, 2)), "argument.wrong_type"),  # type: ignore[arg-type]
+        (lambda: mu.load_grown_(mu.Run(wide), mu.Run(base), plan=plan(4, 2)), "plan.other_shape"),
+        (lambda: mu.load_grown_(wide, base, plan=plan(4, 2)), "argument.wrong_type"),  # type: ignore[arg-type]
     ):
         refusal(wrong, code)
         assert all(torch.equal(a, b) for a, b in zip(before, base.parameters(), strict=True))
     missing = "no/such/directory"
-    refusal(lambda: mu.load_wide(missing, wide, plan=plan(4, 2)), "directory.nothing_to_load", where=missing)
+    refusal(
+        lambda: mu.load_grown_(missing, wide, plan=plan(4, 2)), "directory.nothing_to_load", where=missing
+    )
     assert all(parameter.isnan().all() for parameter in wide.parameters())
 
 
 def test_since_may_be_the_run_of_the_base():
     base = Net(4)
-    wide = mu.load_wide(mu.Run(base), Net(8), plan=plan(4, 2), since=mu.Run(base))
+    wide = mu.load_grown_(mu.Run(base), Net(8), plan=plan(4, 2), since=mu.Run(base))
     assert wide.since == plan(4, 2)

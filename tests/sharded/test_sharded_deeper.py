@@ -62,16 +62,16 @@ def loaded() -> dict[str, str]:
         for way, source in sources.items():
             if (goal, way) == (EXPERTS, "live"):
                 with refused("run.joined_from_live_base"):
-                    mu.load_wide(source, fresh(goal), plan=family(goal))
+                    mu.load_grown_(source, fresh(goal), plan=family(goal))
                 continue
-            run = mu.load_wide(source, fresh(goal), plan=family(goal), noise=NOISES[noise][0], seed=SEED)
+            run = mu.load_grown_(source, fresh(goal), plan=family(goal), noise=NOISES[noise][0], seed=SEED)
             found[f"{goal} {noise} {way}"] = digest(run, gathered)
             _expect_state(run, goal)
     run = fresh(BOTH)
     same = replace(family(BOTH), plan=identity_plan(run.model))
-    run = mu.load_wide(folder() / "streamed", run, plan=same)
+    run = mu.load_grown_(folder() / "streamed", run, plan=same)
     found[f"{BOTH} signal streamed"] = digest(run, gathered)
-    other = mu.load_wide(
+    other = mu.load_grown_(
         sources["dcp"], fresh(DEEP), plan=family(DEEP), noise=NOISES["signal"][0], seed=SEED + 1
     )
     found[f"{DEEP} signal control"] = digest(other, gathered)

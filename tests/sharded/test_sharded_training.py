@@ -83,7 +83,7 @@ def pairs() -> dict[str, tuple[nn.Module, nn.Module, mu.Plan]]:
         plain = Net(WIDE).double()
         cut = shard(copy.deepcopy(plain), layout)
         tokens = torch.arange(TOKENS)
-        plan = mu.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),))
+        plan = mu.plans.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),))
         found[layout] = with_gradients(plain, tokens), with_gradients(cut, tokens), plan
     torch.manual_seed(0)
     uneven = small(10).double()
@@ -91,7 +91,9 @@ def pairs() -> dict[str, tuple[nn.Module, nn.Module, mu.Plan]]:
     found["empty"] = (
         with_gradients(uneven, inputs),
         with_gradients(shard_small(copy.deepcopy(uneven)), inputs),
-        mu.plan_between(small, 5, 10, layouts={"2.weight": {0: 1}, "2.bias": {0: 1}, "4.weight": {1: 1}}),
+        mu.plans.plan_between(
+            small, 5, 10, layouts={"2.weight": {0: 1}, "2.bias": {0: 1}, "4.weight": {1: 1}}
+        ),
     )
     return found
 
@@ -190,8 +192,8 @@ def collectives() -> int:
 
 def init() -> dict[str, Any]:
     """Names of tensors whose bits differ from those of one process, by layout and source of sizes; and refusals."""
-    plan = mu.plan_between(Tied, 64, 128, folds={"norm.*": "1/2", "gain": "1/2"}, **DECLARED)
-    simple = mu.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),))
+    plan = mu.plans.plan_between(Tied, 64, 128, folds={"norm.*": "1/2", "gain": "1/2"}, **DECLARED)
+    simple = mu.plans.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),))
     torch.manual_seed(3)
     reference, tied = Net(BASE), Tied(64)
     nn.init.normal_(tied.gain, std=0.1)
@@ -261,7 +263,7 @@ def stepped(cut: bool, layout: str, name: str, in_units: bool = False) -> tuple[
     model: nn.Module = Net(WIDE).double()
     model, plan = (
         shard(model, layout) if cut else model,
-        mu.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),)),
+        mu.plans.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),)),
     )
     matrices = cls is Muon
     build: Any = cls
@@ -341,7 +343,7 @@ def refused() -> dict[str, tuple[tuple[str, ...], str]]:
 
 def proof() -> dict[str, Any]:
     """Certificates of a sound run and of four that are not; and whether both runs were put back."""
-    plan, found = mu.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),)), {}
+    plan, found = mu.plans.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),)), {}
     for layout in layouts():
         for wrong in ("", "groups", "clipping", "noise", "state") if layout == "fsdp" else ("",):
             base = base_run(layout, "adamw", torch.float64)

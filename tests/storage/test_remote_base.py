@@ -113,14 +113,14 @@ def test_load_wide_reads_both_kinds_of_directories_from_a_store(store, tmp_path)
         return nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
 
     torch.manual_seed(0)
-    base, plan, x = make(4), mu.plan_between(make, 4, 8), torch.ones(1, 3)
+    base, plan, x = make(4), mu.plans.plan_between(make, 4, 8), torch.ones(1, 3)
     optimizer = torch.optim.AdamW(base.parameters(), lr=0.1)
     base(x).sum().backward()
     optimizer.step()
     with warnings.catch_warnings(action="ignore"):
         save({"model": base.state_dict()}, checkpoint_id=tmp_path / "dcp")
-    wide = mu.load_wide(put(store, tmp_path / "dcp", "dcp"), mu.plans.on_meta(lambda: make(8)), plan=plan)
-    near = mu.load_wide(tmp_path / "dcp", mu.plans.on_meta(lambda: make(8)), plan=plan)
+    wide = mu.load_grown_(put(store, tmp_path / "dcp", "dcp"), mu.plans.on_meta(lambda: make(8)), plan=plan)
+    near = mu.load_grown_(tmp_path / "dcp", mu.plans.on_meta(lambda: make(8)), plan=plan)
     assert torch.allclose(wide.model(x), base(x))
     assert all(map(torch.equal, wide.model.parameters(), near.model.parameters()))
     assert wide.provenance is not None
@@ -133,7 +133,7 @@ def test_load_wide_reads_both_kinds_of_directories_from_a_store(store, tmp_path)
     url = put(store, tmp_path / "hf", "hf")
     family = mu.plans.family_plan(url, 2)
     grown = [
-        mu.load_wide(where, mu.plans.on_meta(lambda: trainer.model(2)), plan=family, unproved=True).model
+        mu.load_grown_(where, mu.plans.on_meta(lambda: trainer.model(2)), plan=family, prove=False).model
         for where in (url, tmp_path / "hf")
     ]
     assert all(map(torch.equal, grown[0].parameters(), grown[1].parameters()))

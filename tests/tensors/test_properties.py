@@ -135,7 +135,7 @@ def planned(
         return spec.at(*size)
 
     needed = search or spec.tie or spec.divides or averages_zeros(spec, pad)
-    return mu.plan_between(
+    return mu.plans.plan_between(
         make, (spec.sizes, spec.hidden), (sizes, hidden), pad=pad, loss=loss if needed else None
     )
 
@@ -150,7 +150,7 @@ def check_identity(draw, pads: bool) -> None:
     search, pick = draw(st.booleans()), draw(st.integers(0, 10**6))
     plan = planned(spec, sizes, hidden, pads, search)
     base = seeded(spec.at, spec.sizes, spec.hidden)
-    wide = mu.widen(base, lambda: spec.at(sizes, hidden), plan=plan, unproved=True).model
+    wide = mu.grow(base, lambda: spec.at(sizes, hidden), plan=plan, prove=False).model
     assert_close(wide(TOKENS), base(TOKENS), 1e-9, "logits")
     grads = gradients(base, loss), gradients(wide, loss)
     assert identity_error(*grads, plan) <= 1e-9
@@ -160,7 +160,7 @@ def check_identity(draw, pads: bool) -> None:
     name = live[pick % len(live)]
     assert identity_error(*grads, other_power(plan, name), name) > 1e-6, f"{name}: power of k"
     wrong = mistaken(plan, name)
-    broken = mu.widen(base, lambda: spec.at(sizes, hidden), plan=wrong, unproved=True).model
+    broken = mu.grow(base, lambda: spec.at(sizes, hidden), plan=wrong, prove=False).model
     assert identity_error(grads[0], gradients(broken, loss), wrong) > 1e-6, f"{name}: in for out"
 
 
@@ -188,7 +188,7 @@ def test_narrow_undoes_widen_bit_for_bit_when_scales_are_powers_of_two(cases):
     settings = {"momentum": 0.9} if kind is torch.optim.SGD else {"amsgrad": cases.draw(st.booleans())}
     run = mu.Run(model, kind(model.parameters(), lr=1e-2, weight_decay=0.1, **settings))
     train(run, lambda m: (m(TOKENS) - data(BATCH, VOCABULARY).to(dtype)).square().mean(), 2)
-    wide = mu.widen(run, lambda: spec.at(sizes, hidden).to(dtype), plan=plan, unproved=True)
+    wide = mu.grow(run, lambda: spec.at(sizes, hidden).to(dtype), plan=plan, prove=False)
     back = mu.narrow(wide, lambda: spec.at(spec.sizes, spec.hidden).to(dtype))
     assert_same_model(back.model, model)
     states = by_name(back), by_name(run)
@@ -238,7 +238,7 @@ def test_two_plans_in_a_row_are_the_plan_of_the_whole_way(cases, pads):
     a, b, c = ((tuple(way[i] for way in ways), hidden[i]) for i in range(3))
 
     def plan(start, end, k):
-        return mu.plan_between(
+        return mu.plans.plan_between(
             lambda size: spec.at(*size),
             start,
             end,
@@ -269,13 +269,13 @@ class Attention(nn.Module):
 
 def test_heads_times_two_then_head_size_times_three_is_both_at_once():
     stream = {"*.in_proj_weight": {1: 1}, "*.out_proj.weight": {0: 1}}
-    first = mu.plan_between(Attention, (2, 4), (4, 4), layouts=stream)
-    second = mu.plan_between(Attention, (4, 4), (4, 12), layouts=stream)
-    whole = mu.plan_between(Attention, (2, 4), (4, 12), layouts=stream)
+    first = mu.plans.plan_between(Attention, (2, 4), (4, 4), layouts=stream)
+    second = mu.plans.plan_between(Attention, (4, 4), (4, 12), layouts=stream)
+    whole = mu.plans.plan_between(Attention, (2, 4), (4, 12), layouts=stream)
     assert first.then(second) == whole
     assert first.then(second).hash == whole.hash
     assert str(whole["attention.in_proj_weight"].axes[0]) == "out: 6x2 * 4x3"
-    swapped = mu.plan_between(Attention, (2, 4), (2, 12), layouts=stream)
+    swapped = mu.plans.plan_between(Attention, (2, 4), (2, 12), layouts=stream)
     assert first.then(second) != swapped, "control"
 
 
@@ -284,7 +284,7 @@ def test_a_pad_after_copies_keeps_its_folds():
         return nn.Sequential(nn.Linear(3, n), nn.RMSNorm(n, eps=0.1), nn.Linear(n, 2))
 
     def padded(base: int, wide: int) -> mu.Plan:
-        return mu.plan_between(make, base, wide, example_inputs=(torch.ones(2, 3),), pad=True)
+        return mu.plans.plan_between(make, base, wide, example_inputs=(torch.ones(2, 3),), pad=True)
 
     first, second, whole = padded(4, 9), padded(9, 11), padded(4, 11)
     assert first.then(second) == whole

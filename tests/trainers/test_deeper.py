@@ -41,7 +41,7 @@ GROWTHS: dict[str, tuple[list[str], dict[str, int], str, float]] = {
 """Goal and sizes of a growth; noise that wakes what is new, and how far it moves the first loss at most."""
 
 
-def grown(folder, stopped, growth, verb="widen", *more):
+def grown(folder, stopped, growth, verb="grow", *more):
     goal, sizes, _, _ = GROWTHS[growth]
     out = folder / f"{verb}.{growth}"
     assert main([verb, str(stopped), str(out), *goal, "--quiet", *more]) == 0
@@ -68,7 +68,7 @@ def test_what_noise_woke_leaves_the_base(base, growth):
 def test_copied_blocks_with_zero_writers_leave_the_base(base):
     """Control: block expansion as it is usually done has the base's first loss too, and trains otherwise."""
     folder, stopped, curve = base
-    out = folder / "widen.blocks"
+    out = folder / "grow.blocks"
     if not out.exists():
         grown(folder, stopped, "blocks")
     copies = folder / "copies"
@@ -103,13 +103,13 @@ def order_plan():
 def test_lightning_follows_the_base(trained, tmp_path):
     pytest.importorskip("lightning")
     deep, plan = tmp_path / "deep.ckpt", order_plan()
-    mu.trainers.widen_lightning_checkpoint(trained.lightning, deep, plan=plan)
+    mu.trainers.grow_lightning_checkpoint(trained.lightning, deep, plan=plan)
     module = bench.lightning_module(1, num_hidden_layers=3)
     found, _ = bench.fit(module, deep, [mu.trainers.LightningCallback(deep)], stop=30)
     assert gap(trained.lightning_curve.losses, found.losses) < bench.EQUAL
     assert set(mu.diagnostics.awake(module.model, plan=plan).values()) == {0.0}
     with torch.no_grad():
-        woken: Any = mu.widen(model(), lambda: model(num_hidden_layers=3), plan=plan).model
+        woken: Any = mu.grow(model(), lambda: model(num_hidden_layers=3), plan=plan).model
         woken.model.layers[1].mlp.down_proj.weight.normal_()
     assert mu.diagnostics.awake(woken, plan=plan)["model.layers.1.mlp.down_proj.weight"] == 1.0, "control"
 
@@ -130,7 +130,7 @@ def test_a_deeper_run_is_saved_and_loaded_with_dcp(tmp_path):
     same = replace(identity_plan(fresh), proof="modules")
     groups = mu.param_groups(fresh, same, torch.optim.AdamW, lr=1e-3)
     with warnings.catch_warnings(action="ignore"):
-        loaded = mu.load_wide(tmp_path, mu.Run(fresh, torch.optim.AdamW(groups)), plan=same)
+        loaded = mu.load_grown_(tmp_path, mu.Run(fresh, torch.optim.AdamW(groups)), plan=same)
     found = {name: tensor for name, _, tensor in named_tensors(loaded.model)}
     for name, _, tensor in named_tensors(deep.model):
         assert torch.equal(found[name], tensor), name

@@ -41,13 +41,13 @@ def grown(folder, stopped, out, verb, goal, *more):
 def test_a_model_with_sleeping_experts_follows_the_dense_one(base, into):
     folder, stopped, curve = base
     goal = GOAL if into == "granitemoeshared" else GOAL.replace("24", "32")
-    out = grown(folder, stopped, into, "widen", goal, "--into", into)
+    out = grown(folder, stopped, into, "grow", goal, "--into", into)
     assert gap(curve.losses, resumed(folder, out)) < bench.EQUAL
 
 
 def test_experts_and_copies_follow_it_with_their_units(base):
     folder, stopped, curve = base
-    out = grown(folder, stopped, "wider", "widen", f"layers=3,{GOAL}", "-k", "hidden=2,heads=2,kv_heads=2")
+    out = grown(folder, stopped, "wider", "grow", f"layers=3,{GOAL}", "-k", "hidden=2,heads=2,kv_heads=2")
     followed = resumed(folder, out, callbacks=[mu.trainers.HuggingFaceCallback(out)])
     assert gap(curve.losses, followed) < bench.EQUAL
 
@@ -58,7 +58,7 @@ COPIES = "experts=4,top_k=4,expert_ffn=64,into=mixtral"
 def test_copies_follow_the_dense_model(base):
     """Four copies in Mixtral, all for every token, with the state of gate and up joined and copied."""
     folder, stopped, curve = base
-    out = grown(folder, stopped, "copies", "widen", COPIES)
+    out = grown(folder, stopped, "copies", "grow", COPIES)
     assert (
         gap(curve.losses, resumed(folder, out, callbacks=[mu.trainers.HuggingFaceCallback(out)]))
         < bench.EQUAL
@@ -68,7 +68,7 @@ def test_copies_follow_the_dense_model(base):
 def test_sparse_upcycling_leaves_the_base(base):
     """Control: the same copies with the same state behind a random router that chooses two of four."""
     folder, stopped, curve = base
-    out = grown(folder, stopped, "copies", "widen", COPIES)
+    out = grown(folder, stopped, "copies", "grow", COPIES)
     shutil.copytree(out, folder / "sparse")
     config = json.loads((out / "config.json").read_text())
     (folder / "sparse" / "config.json").write_text(json.dumps({**config, "num_experts_per_tok": 2}))
@@ -94,7 +94,7 @@ def test_woken_experts_leave_the_base(base):
 def test_experts_that_are_silent_and_not_asleep_leave_the_base(base):
     """Control: random gates and ups with zero downs have the base's first loss, and train otherwise."""
     folder, stopped, curve = base
-    shutil.copytree(grown(folder, stopped, "granitemoeshared", "widen", GOAL), folder / "silent")
+    shutil.copytree(grown(folder, stopped, "granitemoeshared", "grow", GOAL), folder / "silent")
     file = folder / "silent" / "model.safetensors"
     tensors = load_file(file)
     torch.manual_seed(1)

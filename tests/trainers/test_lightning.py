@@ -31,7 +31,7 @@ pytestmark = [
 def setting(trained, tmp_path_factory):
     folder, base, plan = tmp_path_factory.mktemp("lightning"), trained.lightning, plan_for(K)
     wide = folder / "wide.ckpt"
-    mu.trainers.widen_lightning_checkpoint(base, wide, plan=plan)
+    mu.trainers.grow_lightning_checkpoint(base, wide, plan=plan)
     return Setting(folder=folder, base=base, wide=wide, plan=plan, curve=trained.lightning_curve)
 
 
@@ -95,9 +95,9 @@ def test_a_file_has_the_history_of_the_run_that_it_continues(tmp_path):
     weights = {f"model.{name}": tensor for name, tensor in live.model.state_dict().items()}
     torch.save({"state_dict": weights, "optimizer_states": []}, files[0])
     for n, base, wide in ((8, *files[:2]), (16, *files[1:])):
-        plan = mu.plan_between(make, n // 2, n)
-        mu.trainers.widen_lightning_checkpoint(base, wide, plan=plan)
-        live = mu.widen(live, partial(make, n), plan=plan)
+        plan = mu.plans.plan_between(make, n // 2, n)
+        mu.trainers.grow_lightning_checkpoint(base, wide, plan=plan)
+        live = mu.grow(live, partial(make, n), plan=plan)
     assert mu.diagnostics.read_provenance(files[2]) == live.provenance
     assert mu.diagnostics.read_provenance(files[1]).growths == live.provenance.growths[:1], "control"
 
@@ -140,7 +140,7 @@ def train(module: Any, resume: Path | None = None, stop: int = 20, **options: An
     return trainer
 
 
-SMALL = mu.plan_between(make, 8, 24)
+SMALL = mu.plans.plan_between(make, 8, 24)
 NAMES = [name for name, _ in Small(8).named_parameters()]
 CLIPS: dict[str, dict[str, Any]] = {
     "by value": {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": "value"},
@@ -153,7 +153,7 @@ CLIPS: dict[str, dict[str, Any]] = {
 def test_clipping_by_norm_or_value_or_not_at_all(clip, tmp_path):
     base, wide = tmp_path / "base.ckpt", tmp_path / "wide.ckpt"
     train(Small(8), stop=8, **CLIPS[clip]).save_checkpoint(base)
-    mu.trainers.widen_lightning_checkpoint(
+    mu.trainers.grow_lightning_checkpoint(
         base, wide, plan=SMALL, prefix="net.", names=[[NAMES[:2], NAMES[2:]]]
     )
     train(on := Small(8), base, **CLIPS[clip])
@@ -171,9 +171,9 @@ def test_clipping_by_norm_or_value_or_not_at_all(clip, tmp_path):
 def test_growing_twice_counts_from_the_first_reference(tmp_path):
     paths = [tmp_path / f"{i}.ckpt" for i in range(3)]
     train(Small(8, named=True), stop=4).save_checkpoint(paths[0])
-    mu.trainers.widen_lightning_checkpoint(paths[0], paths[1], plan=SMALL, prefix="net.")
-    more = mu.plan_between(make, 24, 48)
-    mu.trainers.widen_lightning_checkpoint(paths[1], paths[2], plan=more, prefix="net.")
+    mu.trainers.grow_lightning_checkpoint(paths[0], paths[1], plan=SMALL, prefix="net.")
+    more = mu.plans.plan_between(make, 24, 48)
+    mu.trainers.grow_lightning_checkpoint(paths[1], paths[2], plan=more, prefix="net.")
     assert both_plans(paths[2]) == (more, SMALL.then(more))
     train(on := Small(8, named=True), paths[0], stop=12)
     train(
@@ -192,7 +192,7 @@ def test_what_is_in_doubt_is_refused(tmp_path):
 
     def refuse(code: str, path: Path = base, where: str = "", **options: Any) -> None:
         with refused(code, where=where):
-            mu.trainers.widen_lightning_checkpoint(path, out, plan=SMALL, **{"prefix": "net.", **options})
+            mu.trainers.grow_lightning_checkpoint(path, out, plan=SMALL, **{"prefix": "net.", **options})
         assert not out.exists()
 
     refuse("state.group_sizes_differ")  # two groups without names

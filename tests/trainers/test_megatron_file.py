@@ -1,4 +1,4 @@
-"""torch_dist checkpoints of Megatron, built here by its layout: the wide one has the bits of `widen`, and others are refused.
+"""torch_dist checkpoints of Megatron, built here by its layout: the wide one has the bits of `grow`, and others are refused.
 
 `benchmarks/megatron_run.py` does the same with megatron-core itself.
 """
@@ -308,7 +308,7 @@ def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(tmp_path, ranks,
         write(tmp_path / "narrow", run, ranks, copies), out, plan=PLAN
     )
     assert set(left) == {"common.pt: args", "common.pt: param_groups", "rng_state/shard_0_1"}
-    wide, found = mu.widen(run, Model(2 * WIDTH), plan=PLAN), restored(out)
+    wide, found = mu.grow(run, Model(2 * WIDTH), plan=PLAN), restored(out)
     for (name, a), b in zip(wide.model.named_parameters(), found.model.parameters(), strict=True):
         assert torch.equal(a, b), name
         assert copies is None or torch.equal(a, read(out, name, copies)), name
@@ -335,7 +335,7 @@ def test_rates_decay_and_eps_are_where_the_schedule_and_the_optimizer_read_them(
     narrow = write(tmp_path / "narrow", trained())
     mu.trainers.grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN)
     overrides = mu.trainers.megatron_overrides(tmp_path / "wide")
-    plain = mu.widen(trained(), Model(2 * WIDTH), plan=PLAN)
+    plain = mu.grow(trained(), Model(2 * WIDTH), plan=PLAN)
     names = {p: n for n, p in plain.model.named_parameters()}
     for group in plain.optimizer.param_groups:
         for parameter in group["params"]:
@@ -369,7 +369,7 @@ def test_a_folder_of_iterations_and_growing_twice(tmp_path):
     again = planned(2 * WIDTH, 4 * WIDTH)
     left = mu.trainers.grow_megatron_checkpoint(out, tmp_path / "wider", plan=again)
     assert left == {}
-    whole = mu.widen(run, Model(4 * WIDTH), plan=PLAN.then(again), unproved=True)
+    whole = mu.grow(run, Model(4 * WIDTH), plan=PLAN.then(again), prove=False)
     for name, parameter in whole.model.named_parameters():
         found = read(tmp_path / "wider" / "iter_0000003", name, "exp_avg_sq")
         assert torch.equal(found, whole.optimizer.state[parameter]["exp_avg_sq"]), name
@@ -414,7 +414,7 @@ def test_the_optimizer_of_transformer_engine_is_told_by_its_groups(tmp_path):
     mu.trainers.grow_megatron_checkpoint(
         write(tmp_path / "narrow", trained(), change=fused), tmp_path / "wide", plan=PLAN
     )
-    plain = mu.widen(trained(), Model(2 * WIDTH), plan=PLAN)
+    plain = mu.grow(trained(), Model(2 * WIDTH), plan=PLAN)
     assert {g["lr"] for g in groups_in(tmp_path / "wide")} == {g["lr"] for g in plain.optimizer.param_groups}
 
     def more(tensors, common):
@@ -499,7 +499,7 @@ def test_what_is_missing_or_unknown_is_refused_by_name(tmp_path, change, code, w
 def test_other_formats_are_refused_and_other_doors_say_where_to_go(tmp_path):
     narrow = write(tmp_path / "narrow", trained())
     refuse(narrow, tmp_path, "checkpoint.shape_differs", plan=planned(2 * WIDTH, 4 * WIDTH))
-    for door in (lambda: mu.load_wide(narrow, Model(2 * WIDTH), plan=PLAN), lambda: read_directory(narrow)):
+    for door in (lambda: mu.load_grown_(narrow, Model(2 * WIDTH), plan=PLAN), lambda: read_directory(narrow)):
         with refused("directory.is_megatron", where="grow_megatron_checkpoint"):
             door()
     (narrow / "metadata.json").write_text('{"sharded_backend": "zarr"}')

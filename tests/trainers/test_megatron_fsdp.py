@@ -1,4 +1,4 @@
-"""fsdp_dtensor checkpoints of Megatron, built here by their layout: the wide one has the bits of `widen`, and others are refused.
+"""fsdp_dtensor checkpoints of Megatron, built here by their layout: the wide one has the bits of `grow`, and others are refused.
 
 `benchmarks/megatron_run.py --fsdp` does the same with the Megatron-FSDP of megatron-core itself.
 """
@@ -124,7 +124,7 @@ def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(tmp_path, ranks)
     assert set(left) == {"args"}
     assert (out / "latest_checkpointed_iteration.txt").read_text() == "3"
     out = out / "iter_0000003"
-    wide, found = mu.widen(run, Model(2 * WIDTH), plan=PLAN), restored(out)
+    wide, found = mu.grow(run, Model(2 * WIDTH), plan=PLAN), restored(out)
     for (name, a), b in zip(wide.model.named_parameters(), found.model.parameters(), strict=True):
         assert torch.equal(a, b), name
         for key in ("step", *MOMENTS):
@@ -151,7 +151,7 @@ def test_tensors_of_one_group_have_the_same_settings_and_rates_are_the_schedules
     mu.trainers.grow_megatron_checkpoint(write(tmp_path / "narrow", run), tmp_path / "wide", plan=PLAN)
     again = planned(2 * WIDTH, 4 * WIDTH)
     assert mu.trainers.grow_megatron_checkpoint(tmp_path / "wide", tmp_path / "wider", plan=again) == {}
-    whole = mu.widen(run, Model(4 * WIDTH), plan=PLAN.then(again), unproved=True)
+    whole = mu.grow(run, Model(4 * WIDTH), plan=PLAN.then(again), prove=False)
     told = settings(tmp_path / "wider")
     names = {p: n for n, p in whole.model.named_parameters()}
     for group in whole.optimizer.param_groups:

@@ -45,7 +45,7 @@ def test_every_name_leads_to_a_row_or_to_a_reason():
 @pytest.mark.parametrize("name", REFUSED_NAMES)
 def test_a_refused_name_says_why(name):
     refusal(
-        lambda: mu.optimizer_for(make(4), mu.plan_between(make, 2, 4), name, lr=0.1),
+        lambda: mu.trainers.optimizer_for(make(4), mu.plans.plan_between(make, 2, 4), name, lr=0.1),
         "optimizer.cannot_be_exact",
         where=REFUSED[REFUSED_NAMES[name]],
     )
@@ -65,11 +65,11 @@ def test_a_name_trains_in_units_by_its_groups_and_by_its_steps(name, monkeypatch
         monkeypatch.setitem(sys.modules, path, module)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # torchao compiles its step
     torch.manual_seed(0)
-    plan, model, x = mu.plan_between(make, 4, 8), make(8), torch.randn(16, 3)
+    plan, model, x = mu.plans.plan_between(make, 4, 8), make(8), torch.randn(16, 3)
     kind, own = named_optimizer(name)
     by_groups, by_steps, plain = (copy.deepcopy(model) for _ in range(3))
     optimizers = [
-        mu.optimizer_for(by_groups, plan, name, lr=1e-2, rules=WRITTEN_RULES),
+        mu.trainers.optimizer_for(by_groups, plan, name, lr=1e-2, rules=WRITTEN_RULES),
         kind(by_steps.parameters(), lr=1e-2, **own),  # type: ignore[call-arg]
         kind(plain.parameters(), lr=1e-2, **own),  # type: ignore[call-arg]
     ]
@@ -91,7 +91,7 @@ def test_a_name_trains_in_units_by_its_groups_and_by_its_steps(name, monkeypatch
 
 def test_values_that_an_optimizer_keeps_in_its_groups_are_kept_at_the_reference():
     """A schedule-free group sums powers of its rates; the Trainer saves the sum of the reference's rates."""
-    plan = mu.plan_between(make, 4, 8)
+    plan = mu.plans.plan_between(make, 4, 8)
     model, base = make(8), make(4)
     kind = published.AdamWScheduleFree
     wide, small = kind(model.parameters(), lr=0.1), kind(base.parameters(), lr=0.1)
@@ -115,6 +115,6 @@ def test_a_value_without_units_that_a_step_writes_is_refused():
     model = make(8)
     optimizer = Writes(model.parameters())
     rules = {qualified_name(Writes): mu.rules.rule_for(AdamW)}
-    mu.step_in_units_(optimizer, mu.plan_between(make, 4, 8), model=model, rules=rules)
+    mu.step_in_units_(optimizer, mu.plans.plan_between(make, 4, 8), model=model, rules=rules)
     model(torch.ones(2, 3)).sum().backward()
     refusal(optimizer.step, "optimizer.writes_into_groups", where="written")

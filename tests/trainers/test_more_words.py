@@ -38,7 +38,7 @@ def base(trained, tmp_path_factory):
     folder, stopped = tmp_path_factory.mktemp("words"), trained.directory
     curve, _ = hugging_face(model(), folder / "on", stopped, loss=over(None), **QUIET)
     out = folder / "wide"
-    assert main(["widen", str(stopped), str(out), "--to", "vocab=+64", "--quiet"]) == 0
+    assert main(["grow", str(stopped), str(out), "--to", "vocab=+64", "--quiet"]) == 0
     return folder, out, curve
 
 
@@ -59,7 +59,7 @@ def test_a_loss_over_all_words_leaves_the_base(base):
 
 
 @pytest.mark.skipif(not TINY.exists(), reason="there is no tiny_llama; set MUPSCALE_DATA")
-@pytest.mark.parametrize(("verb", "rise"), [("widen", 0.0057), ("upscale", 0.0016)])
+@pytest.mark.parametrize(("verb", "rise"), [("grow", 0.0057), ("upscale", 0.0016)])
 def test_a_trained_llama_keeps_its_logits(tmp_path, capsys, verb, rise):
     torch.set_num_threads(1)
     noise = ["--noise", "t=0.05"] if verb == "upscale" else []

@@ -76,7 +76,7 @@ def plan() -> mu.Plan:
     torch.set_num_threads(1)
     bench.silence()
     batch = {"x": X, "y": X[:, :3]}
-    return mu.plan_between(small, 1, K, loss=lambda model: model(**batch)["loss"])
+    return mu.plans.plan_between(small, 1, K, loss=lambda model: model(**batch)["loss"])
 
 
 def trained(
@@ -125,7 +125,7 @@ def wide(tmp_path_factory: Any, plan: mu.Plan) -> Path:
     folder = tmp_path_factory.mktemp("clock")
     _, trainer = trained(folder / "base", 1, PLAIN, STOP)
     base = folder / "base" / f"checkpoint-{STOP}"
-    return bench.widen_directory(base, folder / "wide", plan, trainer.model, small(K))
+    return bench.grow_directory(base, folder / "wide", plan, trainer.model, small(K))
 
 
 def test_the_trainer_goes_on_along_the_budget(tmp_path: Path, plan: mu.Plan, wide: Path):
@@ -159,7 +159,7 @@ def test_the_trainer_starts_again_after_the_end_of_its_schedule(schedule: Any, t
     linear: dict[str, Any] = {"lr_scheduler_type": "linear"}
     trained(tmp_path / "base", 1, schedule, STOP, max_steps=STOP, **linear)
     base = tmp_path / "base" / f"checkpoint-{STOP}"
-    wide = bench.widen_directory(base, tmp_path / "wide", plan, small(), small(K))
+    wide = bench.grow_directory(base, tmp_path / "wide", plan, small(), small(K))
 
     def go_on(name: str, k: int, start: Path, since: Any, **options: Any) -> bench.Curve:
         on = callback(since, **options)
@@ -247,13 +247,13 @@ def fitted(module: Any, stop: int, resume: Path | None = None, **on: Any) -> tup
 
 @pytest.fixture(scope="module")
 def inner(plan: mu.Plan) -> mu.Plan:
-    return mu.plan_between(lambda k: small(k).net, 1, K)
+    return mu.plans.plan_between(lambda k: small(k).net, 1, K)
 
 
 def test_lightning_goes_on_along_the_budget(tmp_path: Path, inner: mu.Plan):
     base, wide, later = (tmp_path / f"{name}.ckpt" for name in ("base", "wide", "later"))
     fitted(Module(1, PLAIN), STOP)[1].save_checkpoint(base)
-    mu.trainers.widen_lightning_checkpoint(base, wide, plan=inner)
+    mu.trainers.grow_lightning_checkpoint(base, wide, plan=inner)
     known, _ = fitted(Module(1, KNOWN), END)
     curve, _ = fitted(Module(K, PLAIN), END, wide, since=wide, step_cost=2.0)
     assert curve.rates == after(known, STOP)[1]
@@ -275,7 +275,7 @@ def test_lightning_starts_again_after_the_end_of_its_schedule(kind: Any, tmp_pat
     _, trainer = fitted(Module(1, kind, interval), STOP)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
     trainer.save_checkpoint(base)
-    mu.trainers.widen_lightning_checkpoint(base, wide, plan=inner)
+    mu.trainers.grow_lightning_checkpoint(base, wide, plan=inner)
     told: dict[str, Any] = {"rewarm": NEW, "peak_lr": 4e-3}
     known, _ = fitted(Module(1, kind, interval), 22, base, since=mu.Run(small().net), **told)
     curve, trainer = fitted(Module(K, kind, interval), 22, wide, since=wide, **told)

@@ -100,7 +100,9 @@ KINDS = [{}, {"fused": False}, {"bias": True}, {"fused": False, "bias": True}, {
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_the_layouts_read_off_are_those_the_gradient_identity_proves(changes):
     found = titan_plan(Config(**changes), wide(**changes))
-    proven = mu.plan_between(lambda config: config.build(), Config(**changes), wide(**changes), loss=loss)
+    proven = mu.plans.plan_between(
+        lambda config: config.build(), Config(**changes), wide(**changes), loss=loss
+    )
     assert found == proven
 
 
@@ -116,7 +118,7 @@ def test_a_layout_by_heads_is_another_plan():
     base = Config(**unfused).build().double()
     errors = []
     for plan in (right, wrong):
-        grown: Any = mu.widen(base, wide(**unfused).build, plan=plan, unproved=True).model
+        grown: Any = mu.grow(base, wide(**unfused).build, plan=plan, prove=False).model
         errors.append(mu.plans.gradient_identity(base, grown, plan=plan, loss=loss).worst[1])
     assert errors[0] < 1e-12
     assert errors[1] > 1e-2
@@ -133,7 +135,7 @@ def test_a_small_pair_proves_a_plan_and_refuses_a_wrong_declaration():
 def test_a_manager_without_a_proof_is_refused_unless_it_is_asked_to_go_without():
     with refused("proof.missing"):
         made(small=None)
-    assert not made(small=None, unproved=True)[0].plan.proved
+    assert not made(small=None, prove=False)[0].plan.proved
 
 
 def test_heads_that_change_size_or_grouping_are_refused():
@@ -178,7 +180,7 @@ def made(**changes: Any) -> tuple[Any, Any, list[float]]:
         "base": SimpleNamespace(model=Config()),
         "reference": None,
         "declared": {},
-        "unproved": False,
+        "prove": True,
     }
     usual["small"] = (SimpleNamespace(model=Config()), SimpleNamespace(model=wide()))
     config = SimpleNamespace(**{**usual, "initial_load_path": "/narrow", **changes})
@@ -259,7 +261,7 @@ def test_plans_of_real_configs_are_proven(changes):
                 model.init_weights()
         return model
 
-    assert titan_plan(*configs) == mu.plan_between(build, *configs, loss=real_loss)
+    assert titan_plan(*configs) == mu.plans.plan_between(build, *configs, loss=real_loss)
 
 
 @pytest.mark.engine

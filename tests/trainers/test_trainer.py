@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 import mupscale as mu
 from harness import trainer as bench
 from harness.refusals import refusal
-from harness.trainer import Setting, gap, hugging_face, model, plan_for, widen_directory
+from harness.trainer import Setting, gap, grow_directory, hugging_face, model, plan_for
 from mupscale.checkpoints.not_carried import not_carried
 from mupscale.checkpoints.trainer_groups import trainer_order
 from mupscale.checkpoints.trainer_state import trainer_moves
@@ -41,7 +41,7 @@ QUIET: dict[str, Any] = {"save_strategy": "no"}
 @pytest.fixture(scope="module")
 def setting(trained, tmp_path_factory):
     folder, base, plan = tmp_path_factory.mktemp("trainer"), trained.directory, plan_for(K)
-    wide = widen_directory(base, folder / "wide", plan, model(), model(K))
+    wide = grow_directory(base, folder / "wide", plan, model(), model(K))
     return Setting(folder=folder, base=base, wide=wide, plan=plan, curve=trained.curve)
 
 
@@ -110,7 +110,7 @@ def test_the_streamed_state_is_the_state_dict_map(setting):
     base = torch.load(setting.base / "optimizer.pt", weights_only=True)
     order = trainer_order(model(), setting.plan.ties)
     names = [name for group in order for name in group]
-    oracle = mu.widen_optimizer_state_dict(base, setting.plan, torch.optim.AdamW, names=names)
+    oracle = mu.trainers.grow_optimizer_state_dict(base, setting.plan, torch.optim.AdamW, names=names)
     by_name = {
         n: oracle["state"][i]
         for g in oracle["param_groups"]
@@ -167,7 +167,7 @@ def test_other_optimizers_and_schedulers_of_the_trainer(name, setting, tmp_path)
     _, trainer = hugging_face(model(), tmp_path / "base", stop=4, **options)
     base = tmp_path / "base" / "checkpoint-4"
     row = ROWS.get(name)
-    wide = widen_directory(base, tmp_path / "wide", setting.plan, trainer.model, model(K), optimizer=row)
+    wide = grow_directory(base, tmp_path / "wide", setting.plan, trainer.model, model(K), optimizer=row)
     on, _ = hugging_face(model(), tmp_path / "on", base, stop=9, **{**options, **QUIET})
     callback = mu.trainers.HuggingFaceCallback(wide)
     curve, _ = hugging_face(model(K), tmp_path / "w", wide, [callback], stop=9, **{**options, **QUIET})
@@ -186,7 +186,7 @@ def test_the_trainer_goes_on_with_quantised_state(tmp_path):
 
     rows = torch.stack([row["input_ids"] for row in bench.data()[:4]])
     ends = (bench.config(1, **sizes(k)) for k in (1, K))
-    plan = mu.plan_between(LlamaForCausalLM, *ends, loss=lambda m: m(input_ids=rows, labels=rows).loss)
+    plan = mu.plans.plan_between(LlamaForCausalLM, *ends, loss=lambda m: m(input_ids=rows, labels=rows).loss)
     options: dict[str, Any] = {"optim": "adamw_bnb_8bit", "learning_rate": 1e-3, "save_steps": 4}
     _, trainer = hugging_face(model(**sizes(1)), tmp_path / "base", stop=4, **options)
     states = bench_optimizer(trainer).state.values()
@@ -195,7 +195,7 @@ def test_the_trainer_goes_on_with_quantised_state(tmp_path):
     )
     base = tmp_path / "base" / "checkpoint-4"
     with pytest.warns(UserWarning, match="0 of the 14 "):
-        wide = widen_directory(base, tmp_path / "wide", plan, trainer.model, model(**sizes(K)))
+        wide = grow_directory(base, tmp_path / "wide", plan, trainer.model, model(**sizes(K)))
     on, _ = hugging_face(model(**sizes(1)), tmp_path / "on", base, stop=8, **{**options, **QUIET})
     curves = []
     for _ in range(2):
@@ -250,7 +250,7 @@ def test_a_plan_in_place_of_a_directory_is_written_beside_each_checkpoint(settin
 
 
 def test_sharded_training_is_refused():
-    callback = mu.trainers.HuggingFaceCallback(mu.plan_between(lambda n: nn.Linear(n, n), 2, 4))
+    callback = mu.trainers.HuggingFaceCallback(mu.plans.plan_between(lambda n: nn.Linear(n, n), 2, 4))
     args = SimpleNamespace(deepspeed="zero3.json", fsdp=["full_shard"], max_grad_norm=1.0)
     error = refusal(
         lambda: callback.on_train_begin(args, None, None, model=None, optimizer=None),
@@ -267,7 +267,9 @@ def test_noise_of_neftune_is_said_by_directory_and_callback(alpha, setting, tmp_
     said = not_carried(read_directory(folder), "")
     assert ("training_args.bin: neftune_noise_alpha" in said) is (alpha is not None)
     layer = nn.Linear(4, 4)
-    begin = mu.trainers.HuggingFaceCallback(mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)).on_train_begin
+    begin = mu.trainers.HuggingFaceCallback(
+        mu.plans.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+    ).on_train_begin
     args = SimpleNamespace(**vars(ARGS), neftune_noise_alpha=alpha)
     optimizer = torch.optim.AdamW(layer.parameters())
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
@@ -277,7 +279,7 @@ def test_noise_of_neftune_is_said_by_directory_and_callback(alpha, setting, tmp_
 
 def test_sharding_that_the_arguments_do_not_show_is_refused(tmp_path):
     """`accelerate launch --use_fsdp` shards parameters, and `args.fsdp` stays empty."""
-    sharded, plan = nn.Linear(4, 4), mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+    sharded, plan = nn.Linear(4, 4), mu.plans.plan_between(lambda n: nn.Linear(n, n), 2, 4)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))

@@ -1,4 +1,4 @@
-"""Universal checkpoints of DeepSpeed, built here by its layout: the wide one has the bits of `widen`, and others are refused.
+"""Universal checkpoints of DeepSpeed, built here by its layout: the wide one has the bits of `grow`, and others are refused.
 
 `benchmarks/engines_run.py` does the same with the stock converter and stock engines.
 """
@@ -26,7 +26,7 @@ def make(n):
     return nn.Sequential(nn.Embedding(WORDS, n), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, WORDS, bias=False))
 
 
-PLAN = mu.plan_between(make, WIDTH, 2 * WIDTH)
+PLAN = mu.plans.plan_between(make, WIDTH, 2 * WIDTH)
 
 
 def own_groups(model):
@@ -145,7 +145,7 @@ def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(narrow, tmp_path
     folder, run = narrow
     left = mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
     assert [name.rpartition(" ")[2] for name in left] == ["clip_grad"]
-    wide, found = mu.widen(run, make(2 * WIDTH), plan=PLAN), restored(tmp_path / "wide")
+    wide, found = mu.grow(run, make(2 * WIDTH), plan=PLAN), restored(tmp_path / "wide")
     for (name, a), b in zip(wide.model.named_parameters(), found.model.parameters(), strict=True):
         assert torch.equal(a, b), name
         for key in ("exp_avg", "exp_avg_sq"):
@@ -178,10 +178,10 @@ def test_the_result_holds_plain_values_and_the_schedule_of_its_groups(narrow, tm
 
 def test_growing_twice_is_growing_by_the_product(narrow, tmp_path):
     folder, run = narrow
-    again = mu.plan_between(make, 2 * WIDTH, 4 * WIDTH)
+    again = mu.plans.plan_between(make, 2 * WIDTH, 4 * WIDTH)
     mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
     mu.trainers.grow_universal_checkpoint(tmp_path / "wide", tmp_path / "wider", plan=again)
-    whole = mu.widen(run, make(4 * WIDTH), plan=PLAN.then(again), unproved=True)
+    whole = mu.grow(run, make(4 * WIDTH), plan=PLAN.then(again), prove=False)
     for name, parameter in whole.model.named_parameters():
         for key, expected in (("fp32", parameter.detach()), *whole.optimizer.state[parameter].items()):
             if key != "step":
@@ -208,7 +208,7 @@ def refuse(folder, tmp_path, code, where=(), **given):
 def test_what_is_missing_or_unknown_is_refused_with_its_place(narrow, tmp_path):
     folder, _ = narrow
     zero = folder / TAG / "zero"
-    refuse(folder, tmp_path, "checkpoint.shape_differs", "1.weight", plan=mu.plan_between(make, 8, 16))
+    refuse(folder, tmp_path, "checkpoint.shape_differs", "1.weight", plan=mu.plans.plan_between(make, 8, 16))
     shutil.move(zero / "1.bias", tmp_path / "bias")
     refuse(folder, tmp_path, "checkpoint.tensor_missing", "zero/1.bias")
     shutil.copytree(tmp_path / "bias", zero / "stranger")

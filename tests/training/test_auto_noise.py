@@ -76,7 +76,7 @@ def test_the_loss_rises_by_the_share_that_is_asked_for(trained, rise):
         )
     wanted = rise * (auto["untrained"] - losses["before"])
     assert losses["after"] - losses["before"] == pytest.approx(wanted, rel=0.2)
-    fixed = mu.upscale(trained, lambda: mlp(64), mu.SignalNoise(auto["t"]), unproved=True)
+    fixed = mu.upscale(trained, lambda: mlp(64), mu.SignalNoise(auto["t"]), prove=False)
     same = (run.model.get_parameter("0.weight"), fixed.model.get_parameter("0.weight"))
     assert torch.equal(*same), "the noise is SignalNoise of that size"
 

@@ -33,20 +33,20 @@ MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 def gap(make_optimizer: MakeOptimizer, **options: Any) -> float:
     """How far the base and its widened copy part in ten steps."""
     base = trained_mlp(make_optimizer)
-    wide = mu.widen(base, wide_mlp, **options)
+    wide = mu.grow(base, wide_mlp, **options)
     return difference(train_on(wide, vectors()), train_on(base, vectors()))
 
 
 def test_a_tied_readout_with_a_bias_grows():
     """`MuSharedReadout` builds its Linear with in and out swapped, so its default bias has the wrong size."""
-    plan = mu.plan_between(TiedModel, 8, 32, loss=loss_on(tokens()))
+    plan = mu.plans.plan_between(TiedModel, 8, 32, loss=loss_on(tokens()))
     assert plan["readout.bias"].wide_shape == (7,)
     assert plan["readout.weight"] is plan["embed.weight"]
     gaps = []
     for chosen in (plan, plan.fold("norm.weight", 4)):
         torch.manual_seed(0)
         base = trained(TiedModel(8), lambda m: torch.optim.AdamW(m.parameters(), eps=1e-3), tokens(3))
-        wide = mu.widen(base, lambda: TiedModel(32), plan=chosen, unproved=True)
+        wide = mu.grow(base, lambda: TiedModel(32), plan=chosen, prove=False)
         assert wide.model.get_parameter("readout.weight") is wide.model.get_parameter("embed.weight")
         gaps.append(difference(train_on(wide, tokens()), train_on(base, tokens())))
     assert_exact(gaps[0])
@@ -56,7 +56,7 @@ def test_a_tied_readout_with_a_bias_grows():
 def test_noise_of_a_tied_embedding_is_the_same_at_every_width():
     """`MuSharedReadout` multiplies the embedding by the square root of the width: 2.83 at 64, 5.65 at 256."""
     for width in (64, 256):
-        plan = mu.plan_between(TiedModel, 8, width, folds={"norm.weight": Fraction(8, width)})
+        plan = mu.plans.plan_between(TiedModel, 8, width, folds={"norm.weight": Fraction(8, width)})
         tied, matrix = plan["embed.weight"], plan["hidden.weight"]
         assert noise_size(tied.axes, tied.fold) == Scale.of(1)
         assert noise_size(matrix.axes) == Scale.of(width // 8) ** Fraction(-1, 2), "control: a matrix moves"
@@ -80,8 +80,8 @@ class Stack(nn.Module):
 
 def test_stacked_matrices_get_the_rate_of_a_matrix():
     """`MuSGD` reads dimensions 1 and 0 of an (E, out, in) weight as fan-in and fan-out: lr/8 in place of lr."""
-    searched = mu.plan_between(lambda sizes: Stack(*sizes), (4, 4), (8, 8), loss=loss_on(vectors()))
-    declared = mu.plan_between(
+    searched = mu.plans.plan_between(lambda sizes: Stack(*sizes), (4, 4), (8, 8), loss=loss_on(vectors()))
+    declared = mu.plans.plan_between(
         lambda sizes: Stack(*sizes), (4, 4), (8, 8), roles={"experts": {1: "out", 2: "in"}}
     )
     assert searched == declared
@@ -89,13 +89,13 @@ def test_stacked_matrices_get_the_rate_of_a_matrix():
     assert (str(change.s), str(change.r)) == ("1/2", "1/2")
     assert change.factor(RULES["torch.optim.SGD"].lr) == Scale.of(1)
 
-    uneven = mu.plan_between(lambda sizes: Stack(*sizes), MLP, WIDE_MLP, loss=loss_on(vectors()))
+    uneven = mu.plans.plan_between(lambda sizes: Stack(*sizes), MLP, WIDE_MLP, loss=loss_on(vectors()))
     assert str(uneven["experts"].change.factor(RULES["torch.optim.SGD"].lr)) == "2"
     gaps = []
     for wrong in (1, 8):
         torch.manual_seed(0)
         base = trained(Stack(*MLP), lambda m: torch.optim.SGD(m.parameters(), lr=0.1), vectors(3))
-        wide = mu.widen(base, lambda: Stack(*WIDE_MLP), plan=uneven)
+        wide = mu.grow(base, lambda: Stack(*WIDE_MLP), plan=uneven)
         for group in wide.optimizers[0].param_groups:
             if any(p is wide.model.experts for p in group["params"]):
                 group["lr"] /= wrong
@@ -122,7 +122,7 @@ def test_both_decays_of_adam_have_their_own_rule(settings, wrong):
         return torch.optim.Adam(model.parameters(), lr=1e-2, **settings)
 
     if "decoupled_weight_decay" not in settings:
-        wide = mu.widen(trained_mlp(adam), wide_mlp)
+        wide = mu.grow(trained_mlp(adam), wide_mlp)
         (hidden,) = (
             g for g in wide.optimizers[0].param_groups if any(p.shape == (24, 8) for p in g["params"])
         )
@@ -139,7 +139,7 @@ def test_noise_of_a_scalar_like_tensor_has_no_power_of_the_width():
         == noise_size([Axis.fixed(2), Axis.fixed(5)])
         == Scale.of(1)
     )
-    plan = mu.plan_between(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)
+    plan = mu.plans.plan_between(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)
     assert "std = σ̄ · 1\n" in plan.explain("4.bias")
     assert "std = σ̄ · 1\n" not in plan.explain("4.weight"), "control: a readout's size moves"
 
@@ -175,7 +175,7 @@ def test_the_shape_factor_of_muon_is_counted_once(adjust):
     """Where Muon already multiplies lr by a factor of the shape, muP's factor on top counts it twice."""
     group = {"adjust_lr_fn": adjust}
     rule = RULES["torch.optim.Muon"].row(group, 2)
-    matrix = mu.plan_between(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)["2.weight"]
+    matrix = mu.plans.plan_between(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)["2.weight"]
     (rows, columns), (wide_rows, wide_columns) = matrix.base_shape, matrix.wide_shape
     if adjust == "match_rms_adamw":
         own = Fraction(max(wide_rows, wide_columns), max(rows, columns))

@@ -74,7 +74,7 @@ def test_batch_norm_statistics_are_carried():
     Its statistics move on with training too; the published test looks at the first step only.
     """
     base = conv_run()
-    wide = mu.widen(base, lambda: ConvNet(12), unproved=True)
+    wide = mu.grow(base, lambda: ConvNet(12), prove=False)
     x = images()[0][0]
     base.model.eval(), wide.model.eval()
     assert_exact(difference(wide.model(x), base.model(x)))
@@ -104,7 +104,7 @@ def test_batch_norm_gains_are_repeated_whatever_the_fresh_model_has():
     assert kind_of(planned) == "vector-like"
     assert noise_size(planned.axes, planned.fold) == Scale.of(1)
     base = conv_run()
-    wide = mu.widen(base, lambda: ConvNet(12), unproved=True)
+    wide = mu.grow(base, lambda: ConvNet(12), prove=False)
     repeated = base.model.get_parameter("norm.weight").repeat_interleave(3)
     assert torch.equal(wide.model.get_parameter("norm.weight"), repeated)
 
@@ -128,14 +128,14 @@ class Patches(nn.Module):
 
 def test_a_width_at_dimension_two_is_declared_or_searched():
     """A position table (1, T, n) matches no branch of the published code and stays noise, without a word."""
-    error = refusal(lambda: mu.plan_between(Patches, 4, 12), "plan.unknown_role")
+    error = refusal(lambda: mu.plans.plan_between(Patches, 4, 12), "plan.unknown_role")
     assert {fault.where for fault in error.faults} == {"token", "positions"}
     gaps = []
     for skip in (False, True):
         torch.manual_seed(0)
         base = trained(Patches(4), lambda m: torch.optim.AdamW(m.parameters()), vectors(3))
-        plan = mu.plan_between(Patches, 4, 12, loss=loss_on(vectors()))
-        wide = mu.widen(base, lambda: Patches(12), plan=plan)
+        plan = mu.plans.plan_between(Patches, 4, 12, loss=loss_on(vectors()))
+        wide = mu.grow(base, lambda: Patches(12), plan=plan)
         if skip:
             nn.init.normal_(wide.model.get_parameter("positions"))
         gaps.append(difference(train_on(wide, vectors()), train_on(base, vectors())))
@@ -174,12 +174,12 @@ class Scaled(nn.Module):
 
 def test_a_norm_needs_no_name_and_an_init_no_zero_mean():
     """A gain in a class not called "…norm" becomes 1 + 1 = 2, and so does any init that is not zero-mean."""
-    plan = mu.plan_between(Scaled, 4, 12, loss=loss_on(vectors()))
+    plan = mu.plans.plan_between(Scaled, 4, 12, loss=loss_on(vectors()))
     gaps = []
     for added in (False, True):
         torch.manual_seed(0)
         base = trained(Scaled(4), lambda m: torch.optim.AdamW(m.parameters()), vectors(3))
-        wide = mu.widen(base, lambda: Scaled(12), plan=plan)
+        wide = mu.grow(base, lambda: Scaled(12), plan=plan)
         for name in ("before.gain", "layer_scale", "hidden.bias"):
             repeated = base.model.get_parameter(name).repeat_interleave(3)
             assert torch.equal(wide.model.get_parameter(name), repeated), name
@@ -229,7 +229,7 @@ class Attending(nn.Module):
 @pytest.mark.parametrize("attention", [Attention, TorchAttention])
 def test_more_heads_are_exact(attention):
     """Entries are interleaved whatever they mean, which tears heads apart when their number grows."""
-    plan = mu.plan_between(lambda heads: Attending(heads, attention), 4, 8, loss=loss_on(vectors()))
+    plan = mu.plans.plan_between(lambda heads: Attending(heads, attention), 4, 8, loss=loss_on(vectors()))
     torn = plan.with_tensors(
         {
             name: replace(t, axes=tuple(Axis.between(a.base, a.wide, a.role) for a in t.axes))
@@ -244,7 +244,7 @@ def test_more_heads_are_exact(attention):
         with torch.no_grad():  # attention that is far from uniform, so that heads matter
             for name, parameter in base.model.named_parameters():
                 parameter.mul_(4.0 if name.startswith("attention") else 1.0)
-        wide = mu.widen(base, lambda: Attending(8, attention), plan=chosen, unproved=True)
+        wide = mu.grow(base, lambda: Attending(8, attention), plan=chosen, prove=False)
         gaps.append(difference(train_on(wide, vectors()), train_on(base, vectors())))
     assert_exact(gaps[0])
     assert_broken(gaps[1])
@@ -258,7 +258,7 @@ def test_the_second_moment_of_rmsprop_and_adagrad_is_scaled_by_the_square(optimi
     gaps = []
     for rules in (None, without(optimizer, state={moment: mu.rules.G})):
         base = trained_mlp(lambda model: optimizer(model.parameters(), lr=1e-2))
-        wide = mu.widen(base, wide_mlp, rules=rules)
+        wide = mu.grow(base, wide_mlp, rules=rules)
         gaps.append(difference(train_on(wide, vectors()), train_on(base, vectors())))
     assert_exact(gaps[0])
     assert_broken(gaps[1])
@@ -269,9 +269,9 @@ def test_a_checkpoint_that_was_trained_without_mup_grows():
     gaps = []
     for divide in (False, True):
         base = tied_run()
-        plan = mu.plan_between(TiedModel, 8, 16, loss=loss_on(tokens()))
+        plan = mu.plans.plan_between(TiedModel, 8, 16, loss=loss_on(tokens()))
         assert plan["embed.weight"].change.s == Scale.of(1)
-        wide = mu.widen(base, lambda: TiedModel(16), plan=plan)
+        wide = mu.grow(base, lambda: TiedModel(16), plan=plan)
         if divide:
             with torch.no_grad():
                 wide.model.get_parameter("embed.weight").div_(2)
@@ -288,7 +288,7 @@ def test_default_weight_decay_is_kept(lost):
     gaps = []
     for lose in (False, True):
         base = trained_mlp(lambda model: torch.optim.AdamW(model.parameters()))
-        wide = mu.widen(base, wide_mlp)
+        wide = mu.grow(base, wide_mlp)
         groups = wide.optimizers[0].param_groups
         assert {group["lr"] for group in groups} == {default, default / 2, default / 4}
         for group in groups:
@@ -309,12 +309,12 @@ def test_the_optimizer_of_a_wrapped_model_is_found(wrap):
     """A compiled source raises KeyError '_orig_mod…' when its optimizer is carried; DDP's prefix likewise."""
     torch.manual_seed(0)
     wrapped = wrap(mlp(*MLP).double())
-    plan = mu.plan_between(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)
+    plan = mu.plans.plan_between(lambda sizes: mlp(*sizes), MLP, WIDE_MLP)
     assert not any(name in plan for name, _ in wrapped.named_parameters()), "control: the prefix is there"
     base = trained(wrapped, lambda model: torch.optim.AdamW(model.named_parameters(), eps=1e-3), vectors(3))
-    wide = mu.widen(base, wide_mlp, plan=plan)
+    wide = mu.grow(base, wide_mlp, plan=plan)
     state = base.optimizers[0].state_dict()
-    carried = mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW)
+    carried = mu.trainers.grow_optimizer_state_dict(state, plan, torch.optim.AdamW)
     own = mlp(*WIDE_MLP).double()
     own.load_state_dict(wide.model.state_dict())
     optimizer = torch.optim.AdamW(mu.trainers.groups_for(own, carried))
@@ -349,13 +349,13 @@ def test_looking_at_a_model_keeps_its_batch_norm_statistics():
     """`train()` runs all data, validation too, through the net in train mode before the first epoch."""
     loss = loss_on(images())
     assert not polluted(lambda model: mu.infer_plan(model, ConvNet(12), loss=loss))
-    assert not polluted(lambda model: mu.widen(model, lambda: ConvNet(12), unproved=True))
+    assert not polluted(lambda model: mu.grow(model, lambda: ConvNet(12), prove=False))
     assert not polluted(lambda model: mu.verify(model, lambda: ConvNet(12), loss=loss))
     assert not polluted(lambda model: mu.verify(optimized(model), lambda: ConvNet(12), step=one_step))
-    plan = mu.plan_between(ConvNet, 4, 12)
+    plan = mu.plans.plan_between(ConvNet, 4, 12)
 
     def identity(model: nn.Module) -> None:
-        wide = mu.widen(model, lambda: ConvNet(12), plan=plan, unproved=True).model
+        wide = mu.grow(model, lambda: ConvNet(12), plan=plan, prove=False).model
         before = {n: t.clone() for n, t in tensors_of(wide).items()}
         assert mu.plans.gradient_identity(model, wide, plan=plan, loss=loss).worst[1] <= 1e-9
         assert_same_tensors(tensors_of(wide), before)

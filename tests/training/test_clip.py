@@ -21,7 +21,7 @@ def net(n: int) -> nn.Module:
 
 
 X, Y = data(16, 3), data(16, 2, seed=2)
-PLAN = mu.plan_between(net, 4, 12)
+PLAN = mu.plans.plan_between(net, 4, 12)
 CLIPS: dict[str, Any] = {
     "norm": {"max_norm": 0.1},
     "p = 1": {"max_norm": 0.3, "p": 1.0},
@@ -79,9 +79,9 @@ def largest(found: list[Tensor], want: list[Tensor]) -> float:
 
 FIRST, LATER = range(2), range(2, 8)
 WAYS: dict[str, Any] = {
-    "widen": lambda run: mu.widen(run, lambda: net(12), plan=PLAN),
+    "grow": lambda run: mu.grow(run, lambda: net(12), plan=PLAN),
     "upscale": lambda run: mu.upscale(run, lambda: net(12), mu.MupNoise(0.0), plan=PLAN),
-    "twice": lambda run: mu.widen(mu.widen(run, lambda: net(8)), lambda: net(24)),
+    "twice": lambda run: mu.grow(mu.grow(run, lambda: net(8)), lambda: net(24)),
 }
 
 
@@ -98,13 +98,13 @@ def test_a_clipping_hook_is_plain_clipping_at_the_reference_and_goes_along(kind:
         assert largest(accumulate(way(run), LATER), want[2:]) <= 1e-12, name
     run = fresh(count)
     accumulate(run, FIRST, plain(settings))
-    wrong = accumulate(WAYS["widen"](run), LATER, plain(settings))
+    wrong = accumulate(WAYS["grow"](run), LATER, plain(settings))
     assert largest(wrong, want[2:]) > 1e-6, "control: torch's own clipping at the wide model"
 
 
 def test_a_hook_remembers_the_reference_norm_and_is_shared_by_the_optimizers_of_a_model():
     base = hooked(2, CLIPS["norm"])
-    wide = WAYS["widen"](base)
+    wide = WAYS["grow"](base)
     norms: list[Any] = []
     for run in (base, wide):
         accumulate(run, range(1))
@@ -161,7 +161,7 @@ def test_gradients_that_a_closure_makes_are_clipped_after_every_call(which: str,
     if which == "SGD":
         run = start(True)
         closed(run, FIRST)
-        assert largest(closed(WAYS["widen"](run), LATER), want[2:]) <= 1e-12
+        assert largest(closed(WAYS["grow"](run), LATER), want[2:]) <= 1e-12
 
 
 class Pair(nn.Module):
@@ -223,7 +223,7 @@ def test_optimizers_that_step_in_turn_are_each_clipped_by_their_own_norm(hook: s
     assert largest(half, want) > 1e-3, "control: the generator is not clipped"
     run = pair(hook)
     in_turn(run, FIRST, None, "judge", closure=closure)
-    wide = mu.widen(run, lambda: Pair(12), loss=judged)
+    wide = mu.grow(run, lambda: Pair(12), loss=judged)
     assert largest(in_turn(wide, LATER, None, "judge", closure=closure), want[2:]) <= 1e-12
 
 
@@ -294,7 +294,7 @@ def test_gradients_that_a_scaler_has_scaled_are_clipped_as_if_it_had_not(
     run, scaler = start(True)
     first = with_scaler(run, scaler, FIRST, unscaled)
     assert not any(hook.in_turn for hook in run.optimizers[0]._optimizer_step_pre_hooks.values())  # type: ignore[attr-defined]
-    wide = WAYS["widen"](run)
+    wide = WAYS["grow"](run)
     assert largest(first + with_scaler(wide, scaler, LATER, unscaled), want) <= 1e-6
     off = with_scaler(start(True)[0], torch.amp.GradScaler("cpu", enabled=False), range(8), unscaled)
     assert largest(off, want) <= 1e-6, "a scaler that is switched off"
@@ -343,7 +343,7 @@ def test_a_hook_is_removed_by_its_handles():
 def test_a_hook_comes_back_when_a_run_is_narrowed():
     run = hooked(1, CLIPS["norm"])
     accumulate(run, FIRST)
-    back = mu.narrow(WAYS["widen"](run), lambda: net(4))
+    back = mu.narrow(WAYS["grow"](run), lambda: net(4))
     assert largest(accumulate(back, LATER), accumulate(run, LATER)) <= 1e-12
 
 
@@ -359,8 +359,8 @@ def test_the_reference_norm_is_equal_at_every_width_and_torchs_is_not(p: float):
     base = seeded(net, 4)
     norms, plain_norms = [], []
     for n in (4, 8, 20):
-        plan = mu.plan_between(net, 4, n)
-        model = mu.widen(base, partial(net, n), plan=plan).model
+        plan = mu.plans.plan_between(net, 4, n)
+        model = mu.grow(base, partial(net, n), plan=plan).model
         (model(X) - Y).square().mean().backward()
         norms.append(mu.diagnostics.grad_norm(model, plan, p=p))
         plain_norms.append(
@@ -387,10 +387,10 @@ class Words(nn.Module):
 
 @pytest.mark.parametrize("n", [4, 12])
 def test_sparse_gradients_are_clipped_by_value_and_by_norm(n: int):
-    plan = mu.plan_between(Words, 4, n, roles={"context.weight": "in"}) if n > 4 else None
+    plan = mu.plans.plan_between(Words, 4, n, roles={"context.weight": "in"}) if n > 4 else None
     base = seeded(Words, 4)
     with torch.sparse.check_sparse_tensor_invariants():
-        run = mu.widen(base, lambda: Words(n), plan=plan, unproved=True) if plan else mu.Run(base)
+        run = mu.grow(base, lambda: Words(n), plan=plan, prove=False) if plan else mu.Run(base)
         words = torch.tensor([1, 1, 3])
         run.model(words).square().sum().backward()
         optimizer = torch.optim.SGD(run.model.parameters(), lr=0.0)

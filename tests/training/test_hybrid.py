@@ -52,11 +52,13 @@ def test_a_hybrid_run_on_real_text_is_continued_exactly():
 def test_the_state_dict_of_a_hybrid_is_widened_as_the_optimizer_is():
     base = begun(BASE, LOSS)
     names = {id(p): name for name, p in base.model.named_parameters()}
-    plan = mu.plan_between(GPT2, BASE, WIDE, loss=LOSS)
-    wide = mu.widen(base, lambda: GPT2(WIDE), plan=plan, rules={NAME: ROW})
+    plan = mu.plans.plan_between(GPT2, BASE, WIDE, loss=LOSS)
+    wide = mu.grow(base, lambda: GPT2(WIDE), plan=plan, rules={NAME: ROW})
     saved = base.optimizer.state_dict()
     order = [names[id(p)] for group in base.optimizer.param_groups for p in group["params"]]
-    grown = mu.widen_optimizer_state_dict(saved, plan, NanochatMuonAdamW, names=order, rules={NAME: ROW})
+    grown = mu.trainers.grow_optimizer_state_dict(
+        saved, plan, NanochatMuonAdamW, names=order, rules={NAME: ROW}
+    )
     for key, state in wide.optimizer.state_dict()["state"].items():
         for kind, value in state.items():
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(grown["state"][key][kind]))
@@ -67,5 +69,5 @@ def test_a_stack_of_another_length_is_refused():
     first = base.optimizer.param_groups[0]["params"][0]
     state = base.optimizer.state[first]
     state["momentum_buffer"] = state["momentum_buffer"][:1]
-    widen = lambda: mu.widen(base, lambda: GPT2(WIDE), loss=LOSS, rules={NAME: ROW})  # noqa: E731
-    refusal(widen, "state.other_stack_length", where=["blocks.0.attention.qkv.weight", "momentum_buffer"])
+    grow = lambda: mu.grow(base, lambda: GPT2(WIDE), loss=LOSS, rules={NAME: ROW})  # noqa: E731
+    refusal(grow, "state.other_stack_length", where=["blocks.0.attention.qkv.weight", "momentum_buffer"])

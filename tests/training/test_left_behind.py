@@ -62,7 +62,7 @@ def trained(make: Callable[[int], nn.Module] = Net, steps: int = 4, optimizer: A
 
 
 def widened(run: mu.Run, make: Callable[[int], nn.Module] = Net) -> mu.Run:
-    return mu.widen(run, lambda: make(8), loss=loss)
+    return mu.grow(run, lambda: make(8), loss=loss)
 
 
 def gap(run: mu.Run, wide: mu.Run, steps: int = 8) -> float:
@@ -143,16 +143,16 @@ def test_gradients_of_micro_batches_go_on():
 def test_a_setting_of_the_factory_is_kept_and_said():
     with warned("drop.p"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "growing is exact with no dropout")
-        wide = mu.widen(Net(4, 0.1), lambda: Net(8, 0.2), loss=loss)
+        wide = mu.grow(Net(4, 0.1), lambda: Net(8, 0.2), loss=loss)
     assert wide.model.drop.p == 0.2  # type: ignore[union-attr]
     assert list(wide.provenance["named"]) == ["drop.p"]
     refusal(
-        lambda: mu.widen(Net(4, eps=0.3), lambda: Net(8), loss=loss),
+        lambda: mu.grow(Net(4, eps=0.3), lambda: Net(8), loss=loss),
         "search.no_exact_plan",
         "proof.attribute_not_carried",
         where="norm.eps",
     )
-    assert mu.widen(Net(4, eps=0.3), lambda: Net(8, eps=0.3), loss=loss), "the remedy"
+    assert mu.grow(Net(4, eps=0.3), lambda: Net(8, eps=0.3), loss=loss), "the remedy"
 
 
 def test_a_scheduler_that_is_not_part_of_the_run_is_said():
@@ -256,7 +256,7 @@ def test_hooks_and_methods_of_modules_are_measured_and_named():
 
     assert not widened(run, factory).provenance.get("named"), "the remedy"
     with warned("middle._forward_hooks", "forward"):
-        mu.widen(run, lambda: Net(8), plan=wide.plan, unproved=True)
+        mu.grow(run, lambda: Net(8), plan=wide.plan, prove=False)
 
 
 def softsign(n: int) -> nn.Module:
@@ -265,15 +265,15 @@ def softsign(n: int) -> nn.Module:
 
 def test_patched_classes_of_torch_and_hooks_of_all_modules_decide_nothing(monkeypatch: pytest.MonkeyPatch):
     base, make = softsign(4), lambda: softsign(8)
-    assert mu.widen(base, make).provenance["proof"]["by"] == "modules", "control"
+    assert mu.grow(base, make).provenance["proof"]["by"] == "modules", "control"
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
-        refusal(lambda: mu.widen(base, make), "proof.missing")
+        refusal(lambda: mu.grow(base, make), "proof.missing")
     finally:
         handle.remove()
     monkeypatch.setattr(nn.Softsign, "forward", lambda self, x: F.softsign(x) / x.shape[-1] ** 0.5)
-    refusal(lambda: mu.widen(base, make), "proof.missing", where="Softsign")
-    wide = mu.widen(base, make, loss=loss)
+    refusal(lambda: mu.grow(base, make), "proof.missing", where="Softsign")
+    wide = mu.grow(base, make, loss=loss)
     torch.testing.assert_close(loss(wide.model), loss(base), msg="the remedy: it is measured")
 
 
@@ -310,7 +310,7 @@ def test_a_generator_that_modules_share_is_shared_in_the_wide_model():
 
     base: Any = make(4)
     torch.rand(3, generator=base[0].source)
-    wide: Any = mu.widen(base, lambda: make(8), loss=loss).model
+    wide: Any = mu.grow(base, lambda: make(8), loss=loss).model
     assert wide[0].source is wide[1].source
     assert wide[0].source is not base[0].source
     assert torch.equal(torch.rand(2, generator=wide[0].source), torch.rand(2, generator=base[0].source))
@@ -332,8 +332,8 @@ def test_a_lambda_that_asks_the_trainer_for_a_number_is_carried_and_one_that_ask
         def run(self) -> mu.Run:
             return mu.Run(self.model, self.opt, self.scheduler)
 
-    mu.widen(Trainer("warmup").run, lambda: Net(8), loss=loss)
-    refusal(lambda: mu.widen(Trainer("opt").run, lambda: Net(8), loss=loss), "schedule.reads_base")
+    mu.grow(Trainer("warmup").run, lambda: Net(8), loss=loss)
+    refusal(lambda: mu.grow(Trainer("opt").run, lambda: Net(8), loss=loss), "schedule.reads_base")
 
 
 def test_a_cosine_of_ones_own_stays_one_in_units():
@@ -345,7 +345,7 @@ def test_a_cosine_of_ones_own_stays_one_in_units():
     optimizer = adamw(model)
     mu.step_in_units_(optimizer, mu.Run(model))
     run = mu.Run(model, optimizer, Warm(optimizer, 10, eta_min=1e-4))
-    wide = mu.widen(run, lambda: Net(8), loss=loss)
+    wide = mu.grow(run, lambda: Net(8), loss=loss)
     assert type(wide.scheduler) is Warm
     for part in (*run.optimizers, *run.schedulers, *wide.optimizers, *wide.schedulers):
         part.step()
@@ -358,7 +358,7 @@ def test_a_cosine_inside_of_a_sequence_is_resumed_with_its_floors():
         return SequentialLR(optimizer, parts, milestones=[3])
 
     run = trained(steps=0)
-    wide = mu.widen(mu.Run(run.model, run.optimizer, schedule(run.optimizer)), lambda: Net(8), loss=loss)
+    wide = mu.grow(mu.Run(run.model, run.optimizer, schedule(run.optimizer)), lambda: Net(8), loss=loss)
     saved = wide.optimizer.state_dict(), wide.scheduler.state_dict()
     optimizer = AdamW(mu.trainers.groups_for(wide.model, saved[0]))
     scheduler = mu.trainers.load_scheduler_(schedule(optimizer), saved[1])
@@ -399,7 +399,7 @@ def test_gradient_checkpointing_of_transformers_is_carried_or_named():
     on, off, ones_own = make(16), make(16), make(16)
     on.gradient_checkpointing_enable()
     ones_own._set_gradient_checkpointing(gradient_checkpointing_func=own)
-    plan = mu.plan_between(make, 16, 32, loss=of)
+    plan = mu.plans.plan_between(make, 16, 32, loss=of)
     for model, carried, named, calls in (
         (on, {"gradient_checkpointing"}, set(), 2),
         (ones_own, set(), {"gradient_checkpointing"}, 1),
@@ -407,7 +407,7 @@ def test_gradient_checkpointing_of_transformers_is_carried_or_named():
     ):
         for given in ({"loss": of}, {"plan": plan}):
             with warnings.catch_warnings(action="error"):
-                wide = mu.widen(model, lambda: make(32), **given)
+                wide = mu.grow(model, lambda: make(32), **given)
             assert set(wide.provenance.get("carried", {})) == carried
             assert set(wide.provenance.get("named", {})) == named
             assert calls_of(wide.model, of) == calls

@@ -23,7 +23,7 @@ def net(sizes: tuple[int, int]) -> nn.Module:
     return nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, m), nn.LayerNorm(m), nn.Linear(m, 2))
 
 
-PLAN = mu.plan_between(net, (4, 6), (8, 24))
+PLAN = mu.plans.plan_between(net, (4, 6), (8, 24))
 K_IN, K_OUT = 2, 4
 AGREE = [name for name, rule in RULES.items() if rule.agrees_with_mup and name.startswith("torch.optim.")]
 
@@ -71,7 +71,7 @@ def test_groups_follow_the_rules_of_every_optimizer_that_agrees_with_mup(name: s
     if name == "torch.optim.RAdam":  # widening waits until it rectifies
         for state in (run.optimizers[0].state[p] for p in parameters):
             state["step"] = torch.tensor(50.0)
-    wide = mu.widen(run, lambda: net((8, 24)), plan=PLAN)
+    wide = mu.grow(run, lambda: net((8, 24)), plan=PLAN)
     names = {id(p): n for n, p in wide.model.named_parameters()}
     found = by_name(groups)
     for carried in wide.optimizers[0].param_groups:
@@ -115,7 +115,7 @@ def test_groups_are_the_fewest_in_the_order_of_the_model():
         inside = [order.index(name) for name, _ in group["params"]]
         assert inside == sorted(inside)
     assert sorted(by_name(groups)) == sorted(order)
-    at_reference = mu.plan_between(net, (8, 24), (8, 24))
+    at_reference = mu.plans.plan_between(net, (8, 24), (8, 24))
     assert len(mu.param_groups(model, at_reference, optim.AdamW, lr=0.01)) == 1
 
 
@@ -291,8 +291,8 @@ OTHERS = [(64, 80), (96, 40), (160, 640), (640, 160)]
 def test_constants_written_under_one_reference_are_the_same_under_another(first: Any, sizes: Any, kind: Any):
     with torch.device("meta"):
         model = net(sizes)
-    early, late = mu.plan_between(net, first, REFERENCE), mu.plan_between(net, REFERENCE, sizes)
-    direct, through = mu.plan_between(net, first, sizes), early.then(late)
+    early, late = mu.plans.plan_between(net, first, REFERENCE), mu.plans.plan_between(net, REFERENCE, sizes)
+    direct, through = mu.plans.plan_between(net, first, sizes), early.then(late)
     settings: Any = {
         "lr": 3e-3,
         "weight_decay": 0.1,

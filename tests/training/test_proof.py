@@ -65,22 +65,22 @@ def test_going_without_a_proof_is_recorded():
     plan = mu.infer_plan(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)),
                          nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))).fold("0.weight", 1)  # fmt: skip
     make = lambda: nn.Sequential(nn.Linear(3, 8), nn.Softmax(-1), nn.Linear(8, 1))  # noqa: E731
-    refusal(lambda: mu.widen(base, make, plan=plan), "proof.missing")
-    assert mu.widen(base, make, plan=plan, unproved=True).provenance["proof"] == {"by": "none"}
-    refusal(lambda: mu.widen_state_dict(base.state_dict(), plan), "proof.missing")
-    assert mu.widen_state_dict(base.state_dict(), plan, unproved=True)
+    refusal(lambda: mu.grow(base, make, plan=plan), "proof.missing")
+    assert mu.grow(base, make, plan=plan, prove=False).provenance["proof"] == {"by": "none"}
+    refusal(lambda: mu.trainers.grow_state_dict(base.state_dict(), plan), "proof.missing")
+    assert mu.trainers.grow_state_dict(base.state_dict(), plan, prove=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_large_models_are_measured_as_they_are(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     in_own_dtype(monkeypatch)
-    plan = mu.plan_between(more_heads, 64, 128, loss=loss)
-    wide = mu.widen(more_heads(64).to(dtype), lambda: more_heads(128), plan=plan, loss=loss)
+    plan = mu.plans.plan_between(more_heads, 64, 128, loss=loss)
+    wide = mu.grow(more_heads(64).to(dtype), lambda: more_heads(128), plan=plan, loss=loss)
     assert wide.provenance["proof"]["dtype"] == str(dtype).removeprefix("torch.")
     for name in ("proj.weight", "qkv.weight", "readout.weight", "embed.weight"):
         spoiled = plan.fold(name, "101/100")
         refusal(
-            lambda: mu.widen(more_heads(64).to(dtype), lambda: more_heads(128), plan=spoiled, loss=loss),  # noqa: B023
+            lambda: mu.grow(more_heads(64).to(dtype), lambda: more_heads(128), plan=spoiled, loss=loss),  # noqa: B023
             "proof.run_deviates",
         )
 
@@ -88,7 +88,7 @@ def test_large_models_are_measured_as_they_are(dtype: torch.dtype, monkeypatch: 
 def test_the_proof_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
     in_own_dtype(monkeypatch)
     base = more_heads(8)
-    plan = mu.plan_between(more_heads, 8, 16, loss=loss)
+    plan = mu.plans.plan_between(more_heads, 8, 16, loss=loss)
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     wide = mu.upscale(base, lambda: more_heads(16), mu.MupNoise(0.1), plan=plan, loss=loss)
     plain = mu.upscale(base, lambda: more_heads(16), mu.MupNoise(0.1), plan=plan)
@@ -110,12 +110,12 @@ def test_example_inputs_that_reach_not_every_tensor_are_refused():
             return self[1](self[0](x).relu())
 
     refusal(
-        lambda: mu.widen(Unused(4), lambda: Unused(8), example_inputs=(torch.ones(2, 3),)),
+        lambda: mu.grow(Unused(4), lambda: Unused(8), example_inputs=(torch.ones(2, 3),)),
         "proof.tensor_not_reached",
         where="other.weight",
     )
     refusal(
-        lambda: mu.widen(nn.Linear(3, 4), lambda: nn.Linear(3, 8), example_inputs=(torch.ones(2, 3),)),
+        lambda: mu.grow(nn.Linear(3, 4), lambda: nn.Linear(3, 8), example_inputs=(torch.ones(2, 3),)),
         "model.output_grows",
         where="output 0",
     )
@@ -123,7 +123,7 @@ def test_example_inputs_that_reach_not_every_tensor_are_refused():
 
 def test_a_loss_that_is_not_a_number_says_so():
     nothing = lambda model: model(TEXT).sum() * math.nan  # noqa: E731
-    refusal(lambda: mu.widen(more_heads(8), lambda: more_heads(16), loss=nothing), "search.loss_not_finite")
+    refusal(lambda: mu.grow(more_heads(8), lambda: more_heads(16), loss=nothing), "search.loss_not_finite")
 
 
 class Annealed(nn.Module):
@@ -148,7 +148,7 @@ def annealed() -> Annealed:
 
 def test_settings_that_were_changed_after_building_are_carried_and_recorded():
     base, x = annealed(), torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    wide = mu.widen(base, lambda: Annealed(8), example_inputs=(x,))
+    wide = mu.grow(base, lambda: Annealed(8), example_inputs=(x,))
     model: Any = wide.model
     assert (model.sharpness, model.started, model.rows) == (2.5, True, 11)
     assert wide.provenance["carried"] == {"sharpness": 2.5, "started": True}
@@ -158,16 +158,16 @@ def test_settings_that_were_changed_after_building_are_carried_and_recorded():
 def test_hooks_are_measured_with_a_loss_and_refused_without_one():
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     base = annealed()
-    plan = mu.widen(base, lambda: Annealed(8), example_inputs=(x,)).plan
+    plan = mu.grow(base, lambda: Annealed(8), example_inputs=(x,)).plan
     base.out.register_forward_hook(lambda module, args, out: out.sin())
-    refusal(lambda: mu.widen(base, lambda: Annealed(8), example_inputs=(x,)), "search.no_exact_plan")
+    refusal(lambda: mu.grow(base, lambda: Annealed(8), example_inputs=(x,)), "search.no_exact_plan")
     refusal(
-        lambda: mu.widen(base, lambda: Annealed(8), plan=plan),
+        lambda: mu.grow(base, lambda: Annealed(8), plan=plan),
         "proof.attribute_not_carried",
         where="out._forward_hooks",
     )
     with pytest.warns(UserWarning, match="out._forward_hooks"):
-        assert mu.widen(base, lambda: Annealed(8), plan=plan, unproved=True)
+        assert mu.grow(base, lambda: Annealed(8), plan=plan, prove=False)
 
 
 def test_verify_with_example_inputs_says_that_it_saw_the_forward_only():
@@ -187,9 +187,9 @@ def test_a_plan_that_modules_decide_is_not_good_for_other_modules():
 
     plan = mu.infer_plan(make(4, nn.Tanh), make(8, nn.Tanh))
     refusal(
-        lambda: mu.widen(make(4, Softmax), make(8, Softmax), plan=plan), "proof.missing", where="Softmax (1)"
+        lambda: mu.grow(make(4, Softmax), make(8, Softmax), plan=plan), "proof.missing", where="Softmax (1)"
     )
-    assert mu.widen(make(4, nn.Tanh), make(8, nn.Tanh), plan=plan)
+    assert mu.grow(make(4, nn.Tanh), make(8, nn.Tanh), plan=plan)
 
 
 class TwoInputs(nn.Module):
@@ -205,7 +205,7 @@ class TwoInputs(nn.Module):
 def test_a_loss_that_leaves_a_growing_tensor_out_warns():
     x = torch.ones(2, 3)
     with pytest.warns(UserWarning, match=r"image\.weight"):
-        wide = mu.widen(TwoInputs(4), lambda: TwoInputs(8), loss=lambda model: model(x).square().mean())
+        wide = mu.grow(TwoInputs(4), lambda: TwoInputs(8), loss=lambda model: model(x).square().mean())
     assert wide.plan is not None
     assert any("image.weight" in need for need in wide.plan.needs)
 
@@ -225,7 +225,7 @@ class Normalised(nn.Module):
 @pytest.mark.parametrize("training", [True, False])
 def test_modes_are_the_base_s_and_replaced_buffers_are_put_back(training: bool):
     base, x = Normalised(4).train(training), torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    wide = mu.widen(base, lambda: Normalised(8), example_inputs=(x,))
+    wide = mu.grow(base, lambda: Normalised(8), example_inputs=(x,))
     assert wide.plan is not None
     assert float(base.calls) == 0
     assert wide.model.training is training

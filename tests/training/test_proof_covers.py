@@ -128,7 +128,7 @@ def widened(
         warnings.simplefilter("always")
         if path == "large":
             patch.setattr(prove, "FLOAT64_BYTES", 0)
-        wide = mu.widen(base(kind, training), lambda: kind(8), plan=plan, loss=of)
+        wide = mu.grow(base(kind, training), lambda: kind(8), plan=plan, loss=of)
     return wide, [str(warning.message) for warning in caught]
 
 
@@ -245,7 +245,7 @@ def test_modules_in_a_mode_of_their_own_stay_in_it(path: str, monkeypatch: pytes
         monkeypatch.setattr(prove, "FLOAT64_BYTES", 0)
     model: Any = base(FrozenNorm)
     model.frozen.eval()
-    wide = mu.widen(model, lambda: FrozenNorm(8), loss=loss)
+    wide = mu.grow(model, lambda: FrozenNorm(8), loss=loss)
     assert kinds(wide) == {"train": "exact", "eval": "exact"}
     modes = wide.provenance["proof"]["modes"]
     assert modes["train"]["what"], "it names the modules in another mode"
@@ -310,7 +310,7 @@ def test_what_begins_later_is_seen_by_steps_that_reach_it(monkeypatch: pytest.Mo
     monkeypatch.setattr(verify, "_SEARCHED", 0)
     model: Any = base(Later)
     run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    assert mu.widen(run, lambda: Later(8), loss=loss)
+    assert mu.grow(run, lambda: Later(8), loss=loss)
     model.calls = 0
     for steps, holds in ((5, True), (35, False)):
         assert mu.verify(run, lambda: Later(8), step=step, steps=steps).holds is holds
@@ -331,10 +331,10 @@ def test_a_loss_of_another_model_is_refused_by_a_search_and_with_a_plan():
     model = base(Rooted)
     for plan in (None, proved(Rooted)):
         refusal(
-            lambda: mu.widen(model, lambda: Rooted(8), plan=plan, loss=lambda other: loss(model)),  # noqa: B023
+            lambda: mu.grow(model, lambda: Rooted(8), plan=plan, loss=lambda other: loss(model)),  # noqa: B023
             "argument.loss_without_gradient",
         )
-        assert mu.widen(model, lambda: Rooted(8), plan=plan, loss=lambda other: loss(other))
+        assert mu.grow(model, lambda: Rooted(8), plan=plan, loss=lambda other: loss(other))
 
 
 class Checkpointed(Net):
@@ -365,7 +365,7 @@ def test_casts_are_lifted_where_a_checkpoint_computes_again(path: str):
     assert mu.verify(run, lambda: CheckpointedCast(8), step=step, steps=2).worst < 1e-12
     # The nearest wrong thing: a factor inside the checkpoint.
     plan = proved(Net).fold("norm.weight", "101/100")
-    refusal(lambda: mu.widen(model, lambda: CheckpointedCast(8), plan=plan, loss=loss), "proof.run_deviates")
+    refusal(lambda: mu.grow(model, lambda: CheckpointedCast(8), plan=plan, loss=loss), "proof.run_deviates")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -385,7 +385,7 @@ def test_reentrant_checkpoints_are_measured(path: str):
 def test_a_wrong_factor_behind_a_reentrant_checkpoint_is_seen():
     plan = proved(Net).fold("middle.weight", "101/100")
     refusal(
-        lambda: mu.widen(base(Checkpointed), lambda: Checkpointed(8), plan=plan, loss=loss),
+        lambda: mu.grow(base(Checkpointed), lambda: Checkpointed(8), plan=plan, loss=loss),
         "proof.run_deviates",
     )
 
@@ -407,10 +407,10 @@ def test_a_loss_that_calls_backward_is_refused_before_anything_moves():
         return found
 
     for of in (trained, returned):
-        refusal(lambda: mu.widen(model, lambda: Net(8), loss=of), "argument.loss_calls_backward")  # noqa: B023
+        refusal(lambda: mu.grow(model, lambda: Net(8), loss=of), "argument.loss_calls_backward")  # noqa: B023
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
-    assert mu.widen(model, lambda: Net(8), loss=lambda model: loss(model))
+    assert mu.grow(model, lambda: Net(8), loss=lambda model: loss(model))
 
 
 class Divided(Net):
@@ -424,15 +424,15 @@ def test_a_plan_that_was_proved_on_other_code_warns_and_is_proved_again_with_a_l
     plan = mu.Plan.from_json(proved(Net).to_json())
     assert plan.code == proved(Net).code
     with pytest.warns(UserWarning, match=r"Net \(.*Divided \(") as caught:
-        wide = mu.widen(base(Divided), lambda: Divided(8), plan=plan)
+        wide = mu.grow(base(Divided), lambda: Divided(8), plan=plan)
     assert len(caught) == 1
     assert wide.provenance["proof"]["changed"] in str(caught[0].message)
-    refusal(lambda: mu.widen(base(Divided), lambda: Divided(8), plan=plan, loss=loss), "proof.run_deviates")
+    refusal(lambda: mu.grow(base(Divided), lambda: Divided(8), plan=plan, loss=loss), "proof.run_deviates")
     with warnings.catch_warnings(action="error"):
-        again = mu.widen(base(Divided), lambda: Divided(8), loss=loss).plan
+        again = mu.grow(base(Divided), lambda: Divided(8), loss=loss).plan
         assert again is not None
-        mu.widen(base(Divided), lambda: Divided(8), plan=again)
-        mu.widen(base(Net), lambda: Net(8), plan=plan)
+        mu.grow(base(Divided), lambda: Divided(8), plan=again)
+        mu.grow(base(Net), lambda: Net(8), plan=plan)
 
 
 def test_the_fingerprint_is_no_part_of_a_plan_s_identity_and_old_plans_have_none():
@@ -443,9 +443,9 @@ def test_the_fingerprint_is_no_part_of_a_plan_s_identity_and_old_plans_have_none
     assert (old, old.hash) == (plan, plan.hash)
     assert "code" not in plan.as_json(), "which is what jobs and checkpoints hold"
     with warnings.catch_warnings(action="error"):
-        mu.widen(base(Divided), lambda: Divided(8), plan=old)
+        mu.grow(base(Divided), lambda: Divided(8), plan=old)
     assert not plan.fold("head.weight", 2).code
-    assert plan.then(mu.plan_between(Net, 8, 16, loss=loss)).code == plan.code
+    assert plan.then(mu.plans.plan_between(Net, 8, 16, loss=loss)).code == plan.code
 
 
 SOURCE = """

@@ -25,8 +25,8 @@ def make(width, depth=2):
 
 
 def recipe_for(reference=WIDTH, width=WIDTH, **changes):
-    plan = mu.plan_between(make, width, K * width)
-    early = None if reference == width else mu.plan_between(make, reference, width)
+    plan = mu.plans.plan_between(make, width, K * width)
+    early = None if reference == width else mu.plans.plan_between(make, reference, width)
     sigmas = {"0.weight": 0.1, "2.weight": 0.2, "4.weight": 0.3}
     made = Recipe(
         optimizer="torch.optim.AdamW", constants={"lr": 2e-3}, sigma=sigmas, k=K,
@@ -39,13 +39,13 @@ def recipe_for(reference=WIDTH, width=WIDTH, **changes):
 def run_at(width, reference, optimizer=torch.optim.AdamW):
     """A base under μP, its constants written at `reference`."""
     model = make(width)
-    since = mu.plan_between(make, reference, width)
+    since = mu.plans.plan_between(make, reference, width)
     return mu.Run(model, optimizer(mu.param_groups(model, since, optimizer, lr=1e-3)), since=since)
 
 
 def added(wide, run):
     """The size of the noise in the hidden matrix of an upscaled run."""
-    exact = mu.widen(run, lambda: make(len(wide.model.state_dict()["2.weight"])))
+    exact = mu.grow(run, lambda: make(len(wide.model.state_dict()["2.weight"])))
     noise = wide.model.state_dict()["2.weight"] - exact.model.state_dict()["2.weight"]
     return float(noise.std())
 
@@ -113,7 +113,7 @@ def test_a_target_that_is_its_own_reference_takes_a_recipe_tuned_at_that_referen
 
 
 def test_it_warns_of_a_narrow_proxy_and_of_another_schedule():
-    plan = mu.plan_between(make, 32, 64)
+    plan = mu.plans.plan_between(make, 32, 64)
     narrow = recipe_for(tensors=TensorGrowth.all_of(plan, None), units=32, width=32, reference=32)
     with pytest.warns(UserWarning, match="proxy of 32 units"):
         mu.upscale(make(32), lambda: make(64), recipe=narrow)
@@ -129,7 +129,7 @@ def trained_at(reference, optimizer_settings=None):
     """A base of 2 x WIDTH in float64 whose groups were made at a reference, after some steps; its optimizer and data."""
     torch.manual_seed(0)
     model = make(2 * WIDTH).double()
-    since = mu.plan_between(make, reference, 2 * WIDTH)
+    since = mu.plans.plan_between(make, reference, 2 * WIDTH)
     groups = mu.param_groups(model, since, torch.optim.AdamW, lr=1e-3, **(optimizer_settings or {}))
     optimizer = torch.optim.AdamW(groups)
     train_on(mu.Run(model, optimizer), 5)
@@ -153,8 +153,8 @@ def test_a_run_that_was_trained_at_the_recipe_s_reference_is_read_at_it_whatever
     """Exact, because the groups' factors are those from the recipe's reference; unconverted constants give another run."""
     model, optimizer = trained_at(WIDTH)
     recipe = recipe_for(constants={"lr": 2e-3, "eps": 1e-8, "weight_decay": 1e-2})
-    says = None if declared is None else mu.plan_between(make, declared, 2 * WIDTH)
-    true = mu.plan_between(make, WIDTH, 2 * WIDTH)
+    says = None if declared is None else mu.plans.plan_between(make, declared, 2 * WIDTH)
+    true = mu.plans.plan_between(make, WIDTH, 2 * WIDTH)
     runs = {
         "declared": mu.upscale(mu.Run(model, optimizer, since=true), lambda: make(4 * WIDTH), recipe=recipe),
         "converted": mu.upscale(mu.Run(model, optimizer, since=says), lambda: make(4 * WIDTH), recipe=recipe),
@@ -185,9 +185,9 @@ def test_a_run_whose_rates_stand_in_other_proportions_is_refused():
 
 
 def test_shapes_tell_a_reference_only_where_nothing_else_is_needed():
-    plan = mu.plan_between(make, 2 * WIDTH, 4 * WIDTH)
+    plan = mu.plans.plan_between(make, 2 * WIDTH, 4 * WIDTH)
     recipe = recipe_for()
-    assert recipe.since(plan) == mu.plan_between(make, WIDTH, 2 * WIDTH)
+    assert recipe.since(plan) == mu.plans.plan_between(make, WIDTH, 2 * WIDTH)
     assert recipe.since(plan.fold("4.weight", "1/2")) is None, "a fold since the reference is not known"
     fewer = {name: grown for name, grown in recipe.tensors.items() if name != "2.weight"}
     assert replace(recipe, tensors=fewer).since(plan) is None
@@ -195,7 +195,7 @@ def test_shapes_tell_a_reference_only_where_nothing_else_is_needed():
     def normed(width):
         return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
 
-    grown = mu.plan_between(normed, WIDTH, 2 * WIDTH)
+    grown = mu.plans.plan_between(normed, WIDTH, 2 * WIDTH)
     buffered = replace(recipe, tensors=TensorGrowth.all_of(grown, None))
     assert buffered.since(grown) is None, "buffers that grow are not in the recipe"
 
@@ -204,7 +204,7 @@ def test_other_constants_are_named_in_one_warning():
     tuned = {"lr": 2e-3, "eps": 1e-8, "weight_decay": 0.01, "betas": [0.9, 0.999], "amsgrad": False}
     recipe = recipe_for(constants=tuned)
     model = make(4 * WIDTH)
-    since = mu.plan_between(make, WIDTH, 4 * WIDTH)
+    since = mu.plans.plan_between(make, WIDTH, 4 * WIDTH)
 
     def warned(**settings):
         groups = mu.param_groups(model, since, torch.optim.AdamW, lr=1e-3, no_decay=["*.bias"], **settings)
@@ -244,7 +244,7 @@ def llama_in(folder):
     base = transformers.LlamaForCausalLM(config)
     base.save_pretrained(folder / "base")
     small = ["-k", "2", "--quiet", "--workers", "1"]
-    assert main(["widen", str(folder / "base"), str(folder / "wide"), *small]) == 0
+    assert main(["grow", str(folder / "base"), str(folder / "wide"), *small]) == 0
     plan, _ = read_plans(folder / "wide")
     return base, plan, small
 
@@ -331,7 +331,7 @@ def test_the_command_reads_the_optimizer_from_its_state(optimizer, more, code, s
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
 def test_a_base_trained_without_mup_is_refused_although_it_names_the_reference(optimizer):
     recipe = recipe_for(optimizer=qualified_name(optimizer))
-    model, since = make(4 * WIDTH), mu.plan_between(make, WIDTH, 4 * WIDTH)
+    model, since = make(4 * WIDTH), mu.plans.plan_between(make, WIDTH, 4 * WIDTH)
     plain = mu.Run(model, optimizer(model.parameters(), lr=1e-3), since=since)
     with refused("recipe.rates_out_of_proportion"):
         mu.upscale(plain, lambda: make(8 * WIDTH), recipe=recipe)
@@ -432,7 +432,7 @@ def test_cheap_mistakes_are_refused_before_the_loss_is_called(given: dict[str, A
     assert calls, "control: the proof calls it"
 
 
-@pytest.mark.parametrize("grow", [mu.widen, partial(mu.upscale, noise=mu.MupNoise(1e-3))])
+@pytest.mark.parametrize("grow", [mu.grow, partial(mu.upscale, noise=mu.MupNoise(1e-3))])
 def test_a_scheduler_that_cannot_be_carried_is_refused_before_the_loss_is_called(grow: Any):
     calls = []
 

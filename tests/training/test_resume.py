@@ -104,7 +104,7 @@ def test_groups_of_every_carried_optimizer_have_names():
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     make = lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))  # noqa: E731
     run = mu.Run(model, torch.optim.AdamW(model.parameters()))
-    wide = mu.widen(run, make)
+    wide = mu.grow(run, make)
     back = mu.narrow(wide, lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)))
     for one in (wide, back):
         own = dict(one.model.named_parameters())
@@ -131,7 +131,7 @@ class Trainer:
 def test_a_method_as_the_function_of_a_schedule_belongs_to_both_runs():
     model = nn.Linear(4, 4)
     trainer = Trainer(model)
-    wide = mu.widen(mu.Run(model, trainer.optimizer, trainer.scheduler), lambda: nn.Linear(8, 8))
+    wide = mu.grow(mu.Run(model, trainer.optimizer, trainer.scheduler), lambda: nn.Linear(8, 8))
     trainer.share = 0.5
     for optimizer, scheduler in ((trainer.optimizer, trainer.scheduler), (wide.optimizer, wide.scheduler)):
         optimizer.step()
@@ -145,10 +145,10 @@ def test_a_function_that_cannot_be_copied_is_refused_with_a_line_that_works():
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, called)
     make = lambda: nn.Linear(8, 8)  # noqa: E731
     refusal(
-        lambda: mu.widen(mu.Run(model, optimizer, scheduler), make),
+        lambda: mu.grow(mu.Run(model, optimizer, scheduler), make),
         "schedule.function_not_copyable",
         where="LambdaLR",
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: called(step))
-    wide = mu.widen(mu.Run(model, optimizer, scheduler), make)
+    wide = mu.grow(mu.Run(model, optimizer, scheduler), make)
     assert wide.scheduler.lr_lambdas[0](0) == 1.0

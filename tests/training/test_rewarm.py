@@ -39,19 +39,19 @@ def test_before_or_after_growth_it_is_the_base_that_was_rewarmed(kind: str):
     losses, multipliers = trained(base, 20)
     assert [m[0] for m in multipliers] == [NEW(i) for i in range(20)]
     before = mu.upscale(mu.rewarm_(ended(kind), NEW, peak_lr=peak / 4), wide_net, SILENT, step_cost=1.0)
-    after = mu.rewarm_(mu.widen(ended(kind), wide_net, step_cost=1.0), NEW, peak_lr=peak / 4)
+    after = mu.rewarm_(mu.grow(ended(kind), wide_net, step_cost=1.0), NEW, peak_lr=peak / 4)
     for wide in (before, after):
         found, same = trained(wide, 20)
         assert same == multipliers
         assert found == pytest.approx(losses, rel=EQUAL)
-    other = mu.rewarm_(mu.widen(ended(kind), wide_net, step_cost=1.0), NEW, peak_lr=peak)
+    other = mu.rewarm_(mu.grow(ended(kind), wide_net, step_cost=1.0), NEW, peak_lr=peak)
     assert trained(other, 20)[0] != pytest.approx(losses, rel=1e3 * EQUAL), "control: another peak"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_keeps_its_ended_schedule_stays_at_zero(kind: str):
     """Control."""
-    wide = mu.widen(ended(kind), wide_net, step_cost=1.0)
+    wide = mu.grow(ended(kind), wide_net, step_cost=1.0)
     losses, multipliers = trained(wide, 8)
     assert len(set(losses)) == 1
     assert all(m == 0 for of in multipliers for m in of)
@@ -70,7 +70,7 @@ def test_peaks_keep_their_ratios_and_default_to_the_earlier_ones():
     assert rates(run) == pytest.approx([0.01, 0.004])
     two = mu.rewarm_(ended("two optimizers"), mu.GrowthSchedule(20, warmup=0.0), peak_lr=0.01)
     assert rates(two) == pytest.approx([0.01, 0.005])
-    wide = mu.widen(two, wide_net, step_cost=1.0)
+    wide = mu.grow(two, wide_net, step_cost=1.0)
     mu.rewarm_(wide, mu.GrowthSchedule(20, warmup=0.0), peak_lr=0.04)
     assert {round(rate, 12) for rate in rates(wide)} == {0.04, 0.02}
     assert len({g["lr"] for g in wide.optimizers[1].param_groups}) > 1, "the groups are in their own units"
@@ -105,13 +105,13 @@ def test_the_peak_of_one_cycle_is_its_max_lr(tensor: bool):
     assert float(group["lr"]) == pytest.approx(0.5)
     assert isinstance(group["lr"], torch.Tensor) is tensor
     assert not {"max_lr", "min_lr"} & group.keys()
-    assert mu.widen(new, wide_net, step_cost=1.0).scheduler.last_epoch == 5
+    assert mu.grow(new, wide_net, step_cost=1.0).scheduler.last_epoch == 5
 
 
 def test_what_cannot_be_started_is_refused_with_lines_that_work():
     run = dataclasses.replace(ended("one group"), schedulers=())
     with pytest.warns(UserWarning, match="optimizer, scheduler"):
-        wide = mu.widen(run, wide_net)
+        wide = mu.grow(run, wide_net)
     refusal(lambda: mu.rewarm_(wide, NEW, peak_lr=1e-3), "rates.no_peak_known", where="AdamW")
     mu.set_lr_(wide.optimizer, 1e-3)
     assert set(rates(mu.rewarm_(wide, mu.GrowthSchedule(20, warmup=0.0)))) == {1e-3}

@@ -52,7 +52,7 @@ def make_wide() -> Any:
 
 
 def plan() -> mu.Plan:
-    return mu.plan_between(lambda size: Net(*size), SMALL, LARGE, folds=FOLDS)
+    return mu.plans.plan_between(lambda size: Net(*size), SMALL, LARGE, folds=FOLDS)
 
 
 def output(model: Any) -> Any:
@@ -72,16 +72,16 @@ def new_run(
     return run
 
 
-def widen(run: mu.Run) -> Any:
-    return mu.widen(run, make_wide, plan=plan(), unproved=True)
+def grow(run: mu.Run) -> Any:
+    return mu.grow(run, make_wide, plan=plan(), prove=False)
 
 
 def test_everything_at_once_continues_and_a_run_with_one_forgotten_factor_does_not():
     run = new_run()
-    wide = widen(run)
+    wide = grow(run)
     assert drift(run, wide, loss, 10, output) <= EXACT
     run = new_run()
-    wide = widen(run)
+    wide = grow(run)
     for group in wide.optimizers[0].param_groups:
         group["eps"] = ADAM["eps"]
     assert drift(run, wide, loss, 10, output) > 1e-6, "control: eps left as it was"
@@ -93,7 +93,7 @@ def test_several_optimizers_share_a_model():
     others = [p for p in model.parameters() if all(p is not m for m in matrices)]
     run = mu.Run(model, [torch.optim.SGD(matrices, lr=0.05, momentum=0.9), torch.optim.AdamW(others, **ADAM)])
     train(run, loss, 3)
-    wide = widen(run)
+    wide = grow(run)
     assert [type(o) for o in wide.optimizers] == [torch.optim.SGD, torch.optim.AdamW]
     assert drift(run, wide, loss, 10, output) <= EXACT
 
@@ -129,7 +129,7 @@ def test_a_multiplicative_scheduler_goes_on_at_the_same_step(name):
     optimizer = torch.optim.AdamW(two_groups(model), **ADAM)
     run = mu.Run(model, optimizer, SCHEDULERS[name](optimizer))
     train(run, loss, 3)
-    wide, frozen = widen(run), widen(run)
+    wide, frozen = grow(run), grow(run)
     groups = wide.optimizers[0].param_groups
     first = {id(wide.model.up.weight), id(wide.model.up.bias)}
     origins = [optimizer.param_groups[0 if id(g["params"][0]) in first else 1] for g in groups]
@@ -190,9 +190,9 @@ def with_rates_of(base: mu.Run, wide: mu.Run) -> mu.Run:
 @pytest.mark.parametrize("name", RATED)
 def test_a_scheduler_that_holds_rates_goes_on_in_their_units(name: str, units: bool):
     run = rated(name, units)
-    wide, wrong = widen(run), widen(run)
+    wide, wrong = grow(run), grow(run)
     twice = mu.narrow(wide, lambda: Net(*SMALL))
-    lone = mu.Run(widen(run).model, widen(run).optimizers)
+    lone = mu.Run(grow(run).model, grow(run).optimizers)
     twin = rated(name, units)
     assert drift(twin, wide, loss, 40, output) <= EXACT
     assert drift(run, twice, loss, 40, output) <= EXACT, "and back"
@@ -219,7 +219,7 @@ def test_a_new_rate_scales_the_whole_schedule_of_such_a_scheduler(name: str, pea
     }
     given: Any = {"peak_lr": 3 * peaks.get(name, ADAM["lr"])}
     given = given if peak else {"lr": 3 * optimizer.param_groups[0]["lr"]}
-    silent: Any = {"plan": plan(), "unproved": True}
+    silent: Any = {"plan": plan(), "prove": False}
     fast, same = (
         mu.upscale(run, make_wide, mu.MupNoise(0.0), **silent, **more) for more in (given, dict[str, Any]())
     )
@@ -236,22 +236,22 @@ def test_a_base_of_one_cycle_grows_whatever_becomes_of_its_scheduler():
     for schedulers in ([], [S.LambdaLR(run.optimizer, lambda t: 1.0)]):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "training changes")  # by the scheduler that is left out
-            wide = widen(mu.Run(run.model, run.optimizer, schedulers))
+            wide = grow(mu.Run(run.model, run.optimizer, schedulers))
         rates = {round(g["max_lr"] / g["lr_factor"], 12) for g in wide.optimizer.param_groups}
         assert rates == {0.05, 0.02}
     own = type("Own", (S.OneCycleLR,), {})
     refused = mu.Run(run.model, run.optimizer, own(run.optimizer, 0.05, total_steps=60))
-    refusal(lambda: widen(refused), "schedule.unknown_scheduler", where="Own")
+    refusal(lambda: grow(refused), "schedule.unknown_scheduler", where="Own")
     mu.step_in_units_(run.optimizer, mu.Run(run.model))
-    assert type(widen(refused).scheduler) is own, "the remedy"
+    assert type(grow(refused).scheduler) is own, "the remedy"
     refused.scheduler.seen = list(run.model.parameters())
-    refusal(lambda: widen(refused), "schedule.unknown_scheduler", where="Own")
+    refusal(lambda: grow(refused), "schedule.unknown_scheduler", where="Own")
     del refused.scheduler.seen
-    assert drift(refused, widen(refused), loss, 10, output) <= EXACT
+    assert drift(refused, grow(refused), loss, 10, output) <= EXACT
 
 
 def test_a_cosine_with_floors_is_resumed_and_torchs_own_class_does_not_take_its_state():
-    wide = widen(rated("CosineAnnealingLR", False))
+    wide = grow(rated("CosineAnnealingLR", False))
     saved = copy.deepcopy((wide.optimizer.state_dict(), wide.scheduler.state_dict()))
     optimizer = torch.optim.AdamW(mu.trainers.groups_for(wide.model, saved[0]))
     scheduler = mu.trainers.load_scheduler_(S.CosineAnnealingLR(optimizer, 9), saved[1])
@@ -285,10 +285,10 @@ def test_an_average_of_the_weights_is_carried_like_the_weights(kind):
     train(run, loss, 2)
     if kind in ("ema", "swa"):
         ema.update_parameters(run.model)
-    wide: Any = mu.widen(mu.Run(run.model, run.optimizers, ema=ema), make_wide, plan=plan(), unproved=True)
+    wide: Any = mu.grow(mu.Run(run.model, run.optimizers, ema=ema), make_wide, plan=plan(), prove=False)
     if kind == "dict":
         with pytest.warns(UserWarning, match="buffers that grow"):
-            expected = mu.widen_state_dict(ema, plan(), unproved=True)
+            expected = mu.trainers.grow_state_dict(ema, plan(), prove=False)
         assert wide.ema.keys() == expected.keys()
         assert all(torch.equal(wide.ema[key], expected[key]) for key in expected)
         return
@@ -296,7 +296,7 @@ def test_an_average_of_the_weights_is_carried_like_the_weights(kind):
     for model in (ema, wide.ema):
         model.eval()
     assert_close(wide.ema(TOKENS), ema(TOKENS), EXACT, "averaged output")
-    assert_far(wide.ema(TOKENS), widen(run).model.eval()(TOKENS))
+    assert_far(wide.ema(TOKENS), grow(run).model.eval()(TOKENS))
     if kind != "module":
         assert int(wide.ema.n_averaged) == 2
         train(run, loss, 1), train(wide, loss, 1)
@@ -307,7 +307,7 @@ def test_an_average_of_the_weights_is_carried_like_the_weights(kind):
 def test_frozen_parameters_stay_frozen_and_tied_ones_tied():
     run = new_run()
     run.model.up.weight.requires_grad_(False)
-    wide = widen(run)
+    wide = grow(run)
     assert not wide.model.up.weight.requires_grad
     assert wide.model.up.bias.requires_grad
     assert wide.model.head.weight is wide.model.embed.weight
@@ -320,7 +320,7 @@ def test_frozen_parameters_stay_frozen_and_tied_ones_tied():
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.ASGD], ids=["AdamW", "ASGD"])
 def test_dtypes_of_weights_and_state_are_kept(dtype, kind):
     run = new_run(kind, 2, dtype, lr=1e-2)
-    wide = widen(run)
+    wide = grow(run)
     kinds = [{n: t.dtype for n, _, t in named_tensors(model)} for model in (run.model, wide.model)]
     assert kinds[0] == kinds[1]
     assert dtype in kinds[0].values()
@@ -344,9 +344,11 @@ def test_nothing_is_shared_with_the_base_and_the_base_is_left_alone(size):
     run = mu.Run(run.model, run.optimizers, ema=AveragedModel(run.model))
     before = [t.detach().clone() for t in everything(run)]
     groups = [(list(map(id, g["params"])), {**g, "params": 0}) for g in run.optimizers[0].param_groups]
-    chosen = mu.plan_between(lambda s: Net(*s), SMALL, size, folds={"norm.*": Fraction(SMALL[0], size[0])})
+    chosen = mu.plans.plan_between(
+        lambda s: Net(*s), SMALL, size, folds={"norm.*": Fraction(SMALL[0], size[0])}
+    )
     random = torch.random.get_rng_state()
-    wide, again = (mu.widen(run, lambda: Net(*size), plan=chosen, unproved=True) for _ in range(2))
+    wide, again = (mu.grow(run, lambda: Net(*size), plan=chosen, prove=False) for _ in range(2))
     assert_bitwise(torch.random.get_rng_state(), random, "global random state")
     for kept, now in zip(before, everything(run), strict=True):
         assert_bitwise(now, kept, "the base")
@@ -367,7 +369,7 @@ def test_the_wide_model_is_never_initialised():
             devices.append(self.weight.device.type)
             super().reset_parameters()
 
-    wide = mu.widen(nn.Linear(4, 4), lambda: Watched(8, 8), unproved=True)
+    wide = mu.grow(nn.Linear(4, 4), lambda: Watched(8, 8), prove=False)
     assert devices == ["meta"]
     assert wide.model.weight.device.type == "cpu"
     Watched(8, 8)
@@ -376,7 +378,7 @@ def test_the_wide_model_is_never_initialised():
 
 def test_a_run_may_have_no_optimizer_and_modes_and_step_are_kept():
     run = mu.Run(new_run().model.eval(), steps=7)
-    wide = widen(run)
+    wide = grow(run)
     assert not wide.model.batch.training
     assert (wide.optimizers, wide.steps, wide.plan) == ((), 7, plan())
     assert_close(output(wide.model), output(run.model), EXACT)
@@ -386,14 +388,14 @@ def test_a_run_may_have_no_optimizer_and_modes_and_step_are_kept():
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 def test_implementations_of_adam_are_kept(kind, setting):
     run = new_run(kind, **(ADAM | {setting: True}))
-    wide = widen(run)
+    wide = grow(run)
     assert all(group[setting] for group in wide.optimizers[0].param_groups)
     assert drift(run, wide, loss, 10, output) <= EXACT
 
 
 def test_a_learning_rate_given_as_a_tensor_stays_one():
     run = new_run(**{**ADAM, "lr": torch.tensor(1e-2, dtype=torch.float64)})
-    wide = widen(run)
+    wide = grow(run)
     rates = [group["lr"] for group in wide.optimizers[0].param_groups]
     assert all(isinstance(rate, torch.Tensor) and rate.dtype == torch.float64 for rate in rates)
     kept = run.optimizers[0].param_groups[0]["lr"]
@@ -408,7 +410,7 @@ def test_a_learning_rate_given_as_a_tensor_stays_one():
 
 def test_gradient_accumulation_is_exact():
     run = new_run()
-    wide = widen(run)
+    wide = grow(run)
 
     def twice(model: Any) -> Any:
         (loss(model) / 2).backward()

@@ -134,7 +134,7 @@ def test_stages_are_saved_with_the_scheduler():
 
     run = run_of("two groups", PLAIN)
     trained(run, 20)
-    wide = mu.widen(run, wider(8), step_cost=2.0)
+    wide = mu.grow(run, wider(8), step_cost=2.0)
     trained(wide, 3)
     kept = saved(wide.scheduler)
     groups = [{**g, "params": list(g["params"])} for g in copy.deepcopy(wide.optimizer).param_groups]
@@ -155,11 +155,11 @@ def test_stages_are_saved_with_the_scheduler():
 def test_a_planned_growth_is_begun_once():
     run = run_of("one group", KNOWN)
     trained(run, 20)
-    refusal(lambda: mu.widen(run, wider(8), step_cost=2.0), "schedule.later_stage_begun", where="28")
+    refusal(lambda: mu.grow(run, wider(8), step_cost=2.0), "schedule.later_stage_begun", where="28")
     short = Schedule(60, warmup=0.1, decay=0.4, later=((20, 2.0),))
     run = run_of("one group", short)
     trained(run, 20)
-    wide = mu.widen(run, wider(8), step_cost=2.0)
+    wide = mu.grow(run, wider(8), step_cost=2.0)
     assert wide.scheduler.lr_lambdas[0] == short
     assert short.grown(30, 2.0) == short, "a resumed run that is told its cost again"
     assert short.grown(20, 3.0).later == ((20, 3.0),), "two growths at one step: the last cost counts"
@@ -202,10 +202,10 @@ def test_growth_in_the_decay_is_warned_of():
     trained(run, 36)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mu.widen(run, wider(8), step_cost=2.0)  # control: the decay begins at 36
+        mu.grow(run, wider(8), step_cost=2.0)  # control: the decay begins at 36
     trained(run, 1)
     with pytest.warns(UserWarning, match=r"62%.* 36\b") as caught:
-        mu.widen(run, wider(8), step_cost=2.0)
+        mu.grow(run, wider(8), step_cost=2.0)
     assert len(caught) == 1
     with pytest.warns(UserWarning, match=r"100%.* mu\.rewarm_"):
         PLAIN.grown(60, 2.0)
@@ -219,7 +219,7 @@ def test_schedulers_inside_others_are_told():
         ChainedScheduler([ConstantLR(optimizer, 0.5, 3), inner]),
         SequentialLR(optimizer, [ConstantLR(optimizer, 0.5, 3), inner], [3]),
     ):
-        wide = mu.widen(mu.Run(model, optimizer, outer), wider(8), step_cost=4.0)
+        wide = mu.grow(mu.Run(model, optimizer, outer), wider(8), step_cost=4.0)
         assert wide.scheduler._schedulers[1].lr_lambdas[0].stages[-1][1] == 4.0
         assert inner.lr_lambdas[0] == Schedule(100), "the base's schedule stays"
 
@@ -238,14 +238,14 @@ def test_what_a_schedule_cannot_use_is_refused():
         refusal(partial(Schedule, **arguments), code, where=list(arguments)[-1])
     run = run_of("one group", PLAIN)
     for grow in (
-        lambda **o: mu.widen(run, wider(8), **o),
+        lambda **o: mu.grow(run, wider(8), **o),
         lambda **o: mu.upscale(run, wider(8), SILENT, **o),
     ):
         refusal(grow, "schedule.step_cost_missing", where="step_cost=6e12")
         refusal(partial(grow, step_cost="2"), "argument.not_a_number", where="step_cost")
         grow(step_cost=6e12)
     other = mu.Run(run.model, run.optimizers)
-    refusal(lambda: mu.widen(other, wider(8), step_cost=2.0), "schedule.step_cost_unused")
+    refusal(lambda: mu.grow(other, wider(8), step_cost=2.0), "schedule.step_cost_unused")
     refusal(lambda: Schedule.grow_(ConstantLR(run.optimizer), 2.0), "schedule.step_cost_unused")
     assert Schedule(10, decay=0.0)(10**6) == 1.0
 

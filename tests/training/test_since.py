@@ -20,7 +20,7 @@ def net(n: int) -> nn.Module:
 def grown_twice() -> mu.Run:
     base = seeded(net, 4)
     run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1.0))
-    return mu.widen(mu.widen(run, lambda: net(8)), lambda: net(16))
+    return mu.grow(mu.grow(run, lambda: net(8)), lambda: net(16))
 
 
 def rates(model: nn.Module, since: mu.Plan | mu.Run) -> dict[str, float]:
@@ -33,7 +33,7 @@ def test_a_run_gives_the_plan_since_its_reference_after_two_growths():
     run = grown_twice()
     assert run.plan is not None
     assert run.since is not None
-    assert run.since == mu.plan_between(net, 4, 16)
+    assert run.since == mu.plans.plan_between(net, 4, 16)
     assert rates(run.model, run) == rates(run.model, run.since)
     assert rates(run.model, run)["2.weight"] == 0.25
     for groups in (
@@ -50,7 +50,7 @@ def test_a_run_gives_the_plan_since_its_reference_after_two_growths():
     [
         lambda run, since: mu.init_(run.model, since, std=net(4)),
         lambda run, since: mu.param_groups(run.model, since, torch.optim.AdamW),
-        lambda run, since: mu.optimizer_for(run.model, since, torch.optim.AdamW),
+        lambda run, since: mu.trainers.optimizer_for(run.model, since, torch.optim.AdamW),
         lambda run, since: mu.diagnostics.grad_norm(run.model, since),
         lambda run, since: mu.diagnostics.clip_grad_norm_(run.model, since, max_norm=1.0),
         lambda run, since: mu.clip_(run.optimizers, since, model=run.model, max_norm=1.0),
@@ -62,14 +62,14 @@ def test_a_run_gives_the_plan_since_its_reference_after_two_growths():
 def test_every_function_that_takes_since_takes_a_run_of_the_same_model_only(act: Any):
     run = grown_twice()
     act(run, run)
-    act(grown_twice(), mu.plan_between(net, 4, 16))
+    act(grown_twice(), mu.plans.plan_between(net, 4, 16))
     refusal(lambda: act(run, mu.Run(net(16))), "run.other_model")
     refusal(lambda: act(run, run.plan), "plan.of_later_growth", where="run.since")
     act(grown_twice(), run.since)
 
 
 def test_the_plan_of_a_first_growth_is_the_one_since_the_reference():
-    run = mu.widen(net(4), lambda: net(8))
+    run = mu.grow(net(4), lambda: net(8))
     assert rates(run.model, run.plan) == rates(run.model, run)  # type: ignore[arg-type]
     again = mu.Plan.from_json(grown_twice().plan.to_json())  # type: ignore[union-attr]
     assert not again.later, "a stored plan does not know which run was grown by it"
@@ -127,9 +127,9 @@ def test_a_plan_knows_the_names_that_it_lists():
 
 
 def test_narrowing_goes_back_to_the_reference_of_the_middle_model():
-    run = mu.Run(seeded(net, 4), since=mu.plan_between(net, 2, 4))
-    middle = mu.widen(run, lambda: net(8))
-    wide = mu.widen(middle, lambda: net(16))
+    run = mu.Run(seeded(net, 4), since=mu.plans.plan_between(net, 2, 4))
+    middle = mu.grow(run, lambda: net(8))
+    wide = mu.grow(middle, lambda: net(16))
     once = mu.narrow(wide, lambda: net(8))
     assert (once.since, once.plan) == (middle.since, middle.plan)
     assert once.since is not None
@@ -147,7 +147,7 @@ def test_narrowing_goes_back_to_the_reference_of_the_middle_model():
 
 
 def test_a_reference_that_is_lost_by_narrowing_is_warned_of():
-    plan, early = mu.plan_between(net, 4, 8), mu.plan_between(net, 2, 4)
+    plan, early = mu.plans.plan_between(net, 4, 8), mu.plans.plan_between(net, 2, 4)
     run = mu.Run(seeded(net, 8), since=early.then(plan))
     with pytest.warns(UserWarning, match="no reference"):
         back = mu.narrow(run, lambda: net(4), plan=plan)

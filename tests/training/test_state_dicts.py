@@ -40,7 +40,7 @@ def new_run(named: bool = False, steps: int = 3) -> Any:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_carried_optimizers_have_names_whether_the_base_s_had_them_or_not(named: bool):
-    wide = mu.widen(new_run(named=named), lambda: mlp(8), plan=mu.plan_between(mlp, 4, 8))
+    wide = mu.grow(new_run(named=named), lambda: mlp(8), plan=mu.plans.plan_between(mlp, 4, 8))
     by_name = dict(wide.model.named_parameters())
     names = [n for group in wide.optimizers[0].param_groups for n in group["param_names"]]
     assert sorted(names) == sorted(by_name)
@@ -55,19 +55,19 @@ def keyed_by_name(state: dict[str, Any], names: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("keys", ["position", "param_names", "name"])
 def test_state_dicts_give_the_bits_of_a_live_run(keys):
-    run, plan = new_run(named=keys == "param_names"), mu.plan_between(mlp, 4, 8)
-    live = mu.widen(run, lambda: mlp(8), plan=plan)
+    run, plan = new_run(named=keys == "param_names"), mu.plans.plan_between(mlp, 4, 8)
+    live = mu.grow(run, lambda: mlp(8), plan=plan)
     names = [name for name, _ in run.model.named_parameters()]
     state = run.optimizers[0].state_dict()
     if keys == "name":
         state = keyed_by_name(state, names)
     kept = copy.deepcopy(state["param_groups"])
-    carried = mu.widen_optimizer_state_dict(
+    carried = mu.trainers.grow_optimizer_state_dict(
         state, plan, torch.optim.AdamW, names=names if keys == "position" else None
     )
     assert state["param_groups"] == kept, "what was given is left alone"
     model = mlp(8).double()
-    model.load_state_dict(mu.widen_state_dict(run.model.state_dict(), plan))
+    model.load_state_dict(mu.trainers.grow_state_dict(run.model.state_dict(), plan))
     assert_same_model(model, live.model)
     optimizer = torch.optim.AdamW(mu.trainers.groups_for(model, carried))
     optimizer.load_state_dict(carried)
@@ -85,18 +85,18 @@ def test_state_dicts_give_the_bits_of_a_live_run(keys):
 
 def test_growing_twice_continues_the_first_wide_run():
     run = new_run()
-    first = mu.widen(run, lambda: mlp(8), plan=mu.plan_between(mlp, 4, 8))
+    first = mu.grow(run, lambda: mlp(8), plan=mu.plans.plan_between(mlp, 4, 8))
     train(first, loss, 20), train(run, loss, 20)
-    second = mu.widen(first, lambda: mlp(16), plan=mu.plan_between(mlp, 8, 16))
+    second = mu.grow(first, lambda: mlp(16), plan=mu.plans.plan_between(mlp, 8, 16))
     assert dict(second.model.named_parameters())["0.weight"].shape == (16, 3)
-    at_once = mu.widen(run, lambda: mlp(16), plan=mu.plan_between(mlp, 4, 16))
+    at_once = mu.grow(run, lambda: mlp(16), plan=mu.plans.plan_between(mlp, 4, 16))
     assert drift(first, second, loss, 10, output) <= EXACT
     assert drift(run, at_once, loss, 10, output) <= EXACT
-    again = mu.widen(
+    again = mu.grow(
         mu.Run(first.model),
         lambda: mlp(16),
-        plan=mu.plan_between(mlp, 8, 16).fold("3.weight", 2),
-        unproved=True,
+        plan=mu.plans.plan_between(mlp, 8, 16).fold("3.weight", 2),
+        prove=False,
     )
     assert drift(mu.Run(first.model), mu.Run(again.model), loss, 1, output) > 1e-6, "control"
 
@@ -116,12 +116,12 @@ class Buffers(nn.Module):
 
 
 def test_buffers_that_are_not_saved_are_carried_and_constants_are_the_wide_models_own():
-    plan = mu.plan_between(Buffers, 4, 8, loss=loss)
+    plan = mu.plans.plan_between(Buffers, 4, 8, loss=loss)
     model = seeded(Buffers, 4)
     model.offset.copy_(data(4, seed=3))
     model.steps.fill_(3)
     run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    wide: Any = mu.widen(run, lambda: Buffers(8), plan=plan)
+    wide: Any = mu.grow(run, lambda: Buffers(8), plan=plan)
     assert_bitwise(wide.model.offset, model.offset.repeat_interleave(2))
     assert int(wide.model.steps) == 3
     assert float(wide.model.scale) == 1.0 == float(model.scale) / 2
@@ -131,7 +131,7 @@ def test_buffers_that_are_not_saved_are_carried_and_constants_are_the_wide_model
 def test_running_statistics_of_a_layer_that_does_not_grow_survive_without_a_plan():
     """A trained base differs from a fresh wide model in every running average; that is no reason to drop them."""
     run = new_run()
-    wide: Any = mu.widen(run, lambda: mlp(8))
+    wide: Any = mu.grow(run, lambda: mlp(8))
     assert_bitwise(wide.model[6].running_mean, run.model[6].running_mean)
     assert_bitwise(wide.model[6].running_var, run.model[6].running_var)
     assert_bitwise(wide.model[1].num_batches_tracked, run.model[1].num_batches_tracked)
@@ -154,8 +154,8 @@ def exact_or_refused(make: Callable[[int], Any], fresh: bool) -> bool:
     """What an ambiguous buffer must lead to; anything else is a silent error."""
     base = seeded(make, 4)
     try:
-        plan = mu.plan_between(make, 4, 8) if fresh else mu.infer_plan(base, seeded(make, 8, seed=1))
-        wide = mu.widen(base, lambda: make(8), plan=plan, unproved=True)
+        plan = mu.plans.plan_between(make, 4, 8) if fresh else mu.infer_plan(base, seeded(make, 8, seed=1))
+        wide = mu.grow(base, lambda: make(8), plan=plan, prove=False)
     except mu.MupscaleError as error:
         return error.code == "model.unclear_buffer"
     return difference(output(wide.model), output(base)) <= EXACT
@@ -201,12 +201,12 @@ class Positions(nn.Module):
 def test_a_growing_buffer_that_is_in_no_state_dict_is_warned_of_with_lines_that_work():
     torch.manual_seed(0)
     model, x = Positions(4), torch.randn(5, 3)
-    plan = mu.plan_between(Positions, 4, 8, example_inputs=(x,))
+    plan = mu.plans.plan_between(Positions, 4, 8, example_inputs=(x,))
     lines = r'get_buffer\("table"\)'
     with pytest.warns(UserWarning, match=lines):
-        mu.widen_state_dict(model.state_dict(), plan)
+        mu.trainers.grow_state_dict(model.state_dict(), plan)
     state = {**model.state_dict(), **dict(model.named_buffers())}
-    result = mu.widen_state_dict(state, plan)
+    result = mu.trainers.grow_state_dict(state, plan)
     other = Positions(8)
     other.load_state_dict(result, strict=False)
     assert not torch.allclose(other(x), model(x)), "control: the wide model's own table"
@@ -214,7 +214,7 @@ def test_a_growing_buffer_that_is_in_no_state_dict_is_warned_of_with_lines_that_
     assert torch.allclose(other(x), model(x), atol=1e-6)
     stored, kept = Positions(4, True), Positions(8, True)
     stored.load_state_dict(state)
-    kept.load_state_dict(mu.widen_state_dict(stored.state_dict(), plan))
+    kept.load_state_dict(mu.trainers.grow_state_dict(stored.state_dict(), plan))
     assert torch.allclose(kept(x), model(x), atol=1e-6)
 
 
@@ -226,17 +226,17 @@ def test_a_new_scheduler_starts_at_the_rate_of_the_state_dict_and_a_continued_on
     for _ in range(2):
         optimizer.step()
         scheduler.step()
-    plan, state = mu.plan_between(lambda n: nn.Linear(n, n), 4, 8), optimizer.state_dict()
+    plan, state = mu.plans.plan_between(lambda n: nn.Linear(n, n), 4, 8), optimizer.state_dict()
     wide = nn.Linear(8, 8)
 
     def loaded(**options: Any) -> torch.optim.Optimizer:
-        carried = mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW, **options)
+        carried = mu.trainers.grow_optimizer_state_dict(state, plan, torch.optim.AdamW, **options)
         found = torch.optim.AdamW(mu.trainers.groups_for(wide, carried))
         found.load_state_dict(carried)
         return found
 
     with pytest.warns(UserWarning, match="scheduler"):
-        live = mu.widen(mu.Run(model, optimizer), lambda: nn.Linear(8, 8)).optimizer
+        live = mu.grow(mu.Run(model, optimizer), lambda: nn.Linear(8, 8)).optimizer
     fresh = loaded()
     for found in (fresh, live):
         torch.optim.lr_scheduler.LambdaLR(found, lambda step: 1.0)
@@ -250,10 +250,10 @@ def test_a_new_scheduler_starts_at_the_rate_of_the_state_dict_and_a_continued_on
 
 
 def test_what_is_beside_groups_and_state_is_not_dropped_in_silence():
-    plan, state = mu.plan_between(lambda n: nn.Linear(n, n), 4, 8), adam_state()
-    more = lambda: mu.widen_optimizer_state_dict({**state, "scale": 1.0}, plan, torch.optim.AdamW)  # noqa: E731
+    plan, state = mu.plans.plan_between(lambda n: nn.Linear(n, n), 4, 8), adam_state()
+    more = lambda: mu.trainers.grow_optimizer_state_dict({**state, "scale": 1.0}, plan, torch.optim.AdamW)  # noqa: E731
     refusal(more, "state.unknown_entry", where="scale")
-    assert mu.widen_optimizer_state_dict(state, plan, torch.optim.AdamW)["state"] == {}, "control"
+    assert mu.trainers.grow_optimizer_state_dict(state, plan, torch.optim.AdamW)["state"] == {}, "control"
 
 
 def adam_state() -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 BASE, WIDE = 4, 12
-PLAN = mu.plan_between(Net, BASE, WIDE)
+PLAN = mu.plans.plan_between(Net, BASE, WIDE)
 X = torch.randn(16, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 NAMES = [name for name, _ in Net(2).named_parameters()]
 DENSE = [s for s in SETUPS.values() if not s.sparse and s.optimizer.__module__.startswith("torch.")]
@@ -76,10 +76,10 @@ def test_every_optimizer_steps_as_with_groups_in_units(setup):
     base = fresh()
     optimizer = setup.optimizer(base.parameters(), **settings)
     train(base, optimizer, setup.warm)
-    oracle = mu.widen(mu.Run(base, optimizer), lambda: Net(WIDE), plan=PLAN, unproved=True)
+    oracle = mu.grow(mu.Run(base, optimizer), lambda: Net(WIDE), plan=PLAN, prove=False)
     oracle.optimizers[0].load_state_dict(oracle.optimizers[0].state_dict())  # torch casts what it loads
 
-    twin = mu.widen(base, lambda: Net(WIDE), plan=PLAN, unproved=True).model
+    twin = mu.grow(base, lambda: Net(WIDE), plan=PLAN, prove=False).model
     stock = setup.optimizer(twin.parameters(), **settings)
     stock.load_state_dict(kept(optimizer))
     mu.step_in_units_(stock, PLAN, model=twin)
@@ -107,8 +107,8 @@ def test_without_units_the_steps_differ():
     base = fresh()
     optimizer = optim.AdamW(base.parameters(), lr=1e-2)
     train(base, optimizer)
-    oracle = mu.widen(mu.Run(base, optimizer), lambda: Net(WIDE), plan=PLAN, unproved=True)
-    plain = mu.widen(base, lambda: Net(WIDE), plan=PLAN, unproved=True).model
+    oracle = mu.grow(mu.Run(base, optimizer), lambda: Net(WIDE), plan=PLAN, prove=False)
+    plain = mu.grow(base, lambda: Net(WIDE), plan=PLAN, prove=False).model
     stock = optim.AdamW(plain.parameters(), lr=1e-2)
     stock.load_state_dict(kept(optimizer))
     train(oracle.model, oracle.optimizers[0], 1)
@@ -129,7 +129,7 @@ SCHEDULERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_that_know_absolute_rates_go_on(name):
     """They see one rate, the reference's; base and wide stay the same run."""
-    base, wide = fresh(), mu.widen(fresh(), lambda: Net(WIDE), plan=PLAN, unproved=True).model
+    base, wide = fresh(), mu.grow(fresh(), lambda: Net(WIDE), plan=PLAN, prove=False).model
     optimizers = [optim.AdamW(m.parameters(), lr=1e-2, eps=1e-3) for m in (base, wide)]
     mu.step_in_units_(optimizers[1], PLAN, model=wide)
     schedulers = [SCHEDULERS[name](o) for o in optimizers]
@@ -227,7 +227,7 @@ def test_what_cannot_be_followed_is_refused():
     with refused("optimizer.foreign_parameters"):
         mu.step_in_units_(optim.AdamW(fresh(WIDE).parameters()), PLAN, model=model)
     with refused("optimizer.groups_in_units_already"):
-        mu.step_in_units_(mu.optimizer_for(model, PLAN, optim.AdamW, lr=1e-2), PLAN, model=model)
+        mu.step_in_units_(mu.trainers.optimizer_for(model, PLAN, optim.AdamW, lr=1e-2), PLAN, model=model)
     with refused("optimizer.setting_of_constructor", where="initial_accumulator_value = 0.1"):
         mu.step_in_units_(optim.Adagrad(model.parameters(), initial_accumulator_value=0.1), PLAN, model=model)
     with refused("plan.other_shape"):
@@ -243,7 +243,7 @@ def test_what_cannot_be_followed_is_refused():
 
 def test_an_optimizer_for_a_grown_model_has_its_units():
     model = fresh(WIDE)
-    optimizer = mu.optimizer_for(model, PLAN, optim.AdamW, lr=3e-2, eps=1e-3, weight_decay=0.1)
+    optimizer = mu.trainers.optimizer_for(model, PLAN, optim.AdamW, lr=3e-2, eps=1e-3, weight_decay=0.1)
     found = {n: g for g in optimizer.param_groups for n in g["param_names"]}
     assert isinstance(optimizer, optim.AdamW)
     assert found["hidden.weight"]["lr"] == pytest.approx(1e-2)
@@ -260,9 +260,9 @@ def test_a_run_that_is_stepped_in_units_is_widened_exactly(setup: Any):
     mu.step_in_units_(optimizer, PLAN, model=model)
     train(model, optimizer)
     run = mu.Run(model, optimizer, since=PLAN)
-    wide = mu.widen(run, lambda: Net(24), unproved=True)
+    wide = mu.grow(run, lambda: Net(24), prove=False)
     assert [g["lr"] for g in wide.optimizer.param_groups] == [g["lr"] for g in optimizer.param_groups]
-    plain = mu.widen(run, lambda: Net(24), unproved=True)
+    plain = mu.grow(run, lambda: Net(24), prove=False)
     hook: Any = next(iter(plain.optimizer._optimizer_step_pre_hooks.values()))
     hook.__self__.remove()
     back = mu.narrow(wide, lambda: Net(WIDE))
@@ -290,13 +290,13 @@ def test_a_run_that_is_stepped_in_units_passes_verify_and_takes_a_rate():
         return loss
 
     assert mu.verify(run, lambda: Net(24), step=step).holds
-    wide = mu.upscale(run, lambda: Net(24), mu.MupNoise(0.1), lr=5e-3, unproved=True)
+    wide = mu.upscale(run, lambda: Net(24), mu.MupNoise(0.1), lr=5e-3, prove=False)
     assert [group["lr"] for group in wide.optimizer.param_groups] == [pytest.approx(5e-3)]
 
 
 def test_units_from_an_unknown_reference_are_not_narrowed():
     model, optimizer, handle = attached()
-    late = mu.plan_between(Net, 6, WIDE)
+    late = mu.plans.plan_between(Net, 6, WIDE)
     run = mu.Run(model, optimizer, plan=late)
     with refused("optimizer.unknown_reference_units"):
         mu.narrow(run, lambda: Net(6))

@@ -1,7 +1,7 @@
 """A plan is a value keyed by name, so it outlives what loses attributes of tensors.
 
 Every test transforms a model after its plan was inferred, holds the result against the plan's base end,
-and widens it to the same bits as the model that was left alone.
+and grows it to the same bits as the model that was left alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Survivor(TiedModel):
 
 @pytest.fixture(scope="module")
 def plan() -> mu.Plan:
-    return mu.plan_between(Survivor, 8, 16, loss=loss_on(tokens()))
+    return mu.plans.plan_between(Survivor, 8, 16, loss=loss_on(tokens()))
 
 
 @pytest.fixture
@@ -74,15 +74,15 @@ def make_wide() -> nn.Module:
 
 
 def widened(model: nn.Module, plan: mu.Plan) -> nn.Module:
-    return mu.widen(model, make_wide, plan=plan).model
+    return mu.grow(model, make_wide, plan=plan).model
 
 
 def assert_survived(changed: nn.Module, model: nn.Module, plan: mu.Plan) -> None:
-    """The plan fits what became of the model, and widens it and its state dict as it widens the model."""
+    """The plan fits what became of the model, and grows it and its state dict as it grows the model."""
     check_end(plan, changed, "base")
     wanted = widened(model, plan)
     assert_same_tensors(tensors_of(widened(changed, plan)), tensors_of(wanted))
-    found = mu.widen_state_dict(changed.state_dict(), plan)
+    found = mu.trainers.grow_state_dict(changed.state_dict(), plan)
     saved = wanted.state_dict()
     assert len(found) == len(saved)
     for name, tensor in found.items():
@@ -124,19 +124,19 @@ def test_plan_survives_assigned_state(plan, model):
 
 
 @pytest.mark.parametrize(
-    "widen",
-    [widened, lambda model, plan: mu.widen_state_dict(model.state_dict(), plan)],
+    "grow",
+    [widened, lambda model, plan: mu.trainers.grow_state_dict(model.state_dict(), plan)],
     ids=["model", "state dict"],
 )
-def test_torn_ties_are_refused(widen, plan, model):
+def test_torn_ties_are_refused(grow, plan, model):
     """`to_empty` and `assign=True` untie parameters; once they differ, no single tensor stands for both."""
     torn = copy.deepcopy(model)
     torn.readout.weight = nn.Parameter(torn.embed.weight.detach().clone())
-    widen(torn, plan)
+    grow(torn, plan)
     with torch.no_grad():
         torn.readout.weight.add_(1)
     with refused("plan.tied_only_in_plan", where="readout.weight"):
-        widen(torn, plan)
+        grow(torn, plan)
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_plan_survives_fully_shard(plan, model):
     assert all(isinstance(p, DTensor) for p in sharded.parameters())
     check_end(plan, sharded, "base")
     gathered = {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in sharded.state_dict().items()}
-    assert_same_tensors(mu.widen_state_dict(gathered, plan), widened(model, plan).state_dict())
+    assert_same_tensors(mu.trainers.grow_state_dict(gathered, plan), widened(model, plan).state_dict())
     wide = widened(model, plan)
     fully_shard(wide, mesh=mesh)
     check_end(plan, wide, "wide")
@@ -170,7 +170,7 @@ def test_plan_survives_distributed_data_parallel(plan, model):
     parallel = DistributedDataParallel(copy.deepcopy(model))
     assert_survived(parallel, model, plan)
     base = trained(parallel, lambda m: torch.optim.AdamW(m.named_parameters(), eps=1e-3), tokens(3))
-    wide = mu.widen(base, make_wide, plan=plan)
+    wide = mu.grow(base, make_wide, plan=plan)
     wide = mu.Run(DistributedDataParallel(wide.model), wide.optimizers)
     check_end(plan, wide.model, "wide")
     assert_exact(difference(train_on(wide, tokens()), train_on(base, tokens())))
@@ -189,8 +189,10 @@ def test_plan_survives_export(plan, model):
     program = torch.export.export(model, (x,))
     unlifted = program.module()
     check_end(plan, unlifted, "base")
-    assert_same_tensors(mu.widen_state_dict(program.state_dict, plan), widened(model, plan).state_dict())
-    grown = mu.widen(unlifted, make_wide, plan=plan, unproved=True).model
+    assert_same_tensors(
+        mu.trainers.grow_state_dict(program.state_dict, plan), widened(model, plan).state_dict()
+    )
+    grown = mu.grow(unlifted, make_wide, plan=plan, prove=False).model
     assert_same_tensors(tensors_of(grown), tensors_of(widened(model, plan)))
     wide = torch.export.export(widened(model, plan), (x,)).module()
     check_end(plan, wide, "wide")
@@ -203,7 +205,7 @@ def test_plan_survives_functional_call(plan, model):
     parts = {n: t.detach() for n, t in (*model.named_parameters(), *model.named_buffers())}
     with torch.device("meta"):
         hollow = Survivor(16)
-    wide = mu.widen_state_dict(parts, plan)
+    wide = mu.trainers.grow_state_dict(parts, plan)
     check_end(plan, hollow, "wide")
     assert_exact(difference(functional_call(hollow, wide, (x,)), functional_call(model, parts, (x,))))
 
@@ -226,7 +228,7 @@ def test_plan_survives_pickling(plan, model):
     loaded = torch.load(file, weights_only=True)
     kept = mu.Plan.from_json(loaded["plan"])
     assert kept == plan
-    assert_same_tensors(mu.widen_state_dict(loaded["model"], kept), widened(model, plan).state_dict())
+    assert_same_tensors(mu.trainers.grow_state_dict(loaded["model"], kept), widened(model, plan).state_dict())
 
 
 def test_nothing_is_written_on_tensors(plan, model):

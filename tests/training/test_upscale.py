@@ -1,4 +1,4 @@
-"""Upscale is widen plus noise plus a learning rate: exact at zero noise, counted from the first reference."""
+"""Upscale is grow plus noise plus a learning rate: exact at zero noise, counted from the first reference."""
 
 import math
 from typing import Any
@@ -82,7 +82,7 @@ def test_zero_noise_is_widening_and_passes_the_certificate(setup: Any, case: Any
     make = lambda: case.make(case.wide)  # noqa: E731
     with precise_muon():
         base = warm_base(setup, case)
-        wide, exact = mu.upscale(base, make, SILENT, plan=case.plan), mu.widen(base, make, plan=case.plan)
+        wide, exact = mu.upscale(base, make, SILENT, plan=case.plan), mu.grow(base, make, plan=case.plan)
         assert_same_model(wide.model, exact.model)
         for mine, other in zip(wide.optimizers, exact.optimizers, strict=True):
             assert_same_optimizer(mine, other)
@@ -127,7 +127,7 @@ def trained(steps: int = 5, **settings: Any) -> mu.Run:
 
 def noise_of(run: mu.Run, wide: Any) -> dict[str, Tensor]:
     """What was added to the widened weights."""
-    exact = mu.widen(run, lambda: net(wide.model[0].out_features), plan=wide.plan).model
+    exact = mu.grow(run, lambda: net(wide.model[0].out_features), plan=wide.plan).model
     return {
         name: (p - exact.get_parameter(name)).detach()
         for name, p in wide.model.named_parameters()
@@ -152,14 +152,14 @@ def test_repeated_growth_keeps_the_first_reference():
     assert_sizes(noise_of(once, twice), sizes(0.3, 16))
     with pytest.raises(AssertionError):
         assert_sizes(noise_of(once, twice), sizes(0.3, 4))
-    assert twice.since == mu.plan_between(net, 4, 64)
+    assert twice.since == mu.plans.plan_between(net, 4, 64)
     exact = mu.upscale(once, lambda: net(64), SILENT)
     assert drift(run, exact, loss, 10, output) <= EXACT
 
 
 @pytest.mark.parametrize(("reference", "base", "wide"), [(4, 8, 40), (24, 8, 40), (40, 8, 40)])
 def test_noise_counts_from_the_reference_above_or_below_the_base(reference: int, base: int, wide: int):
-    plan = mu.plan_between(net, reference, base)
+    plan = mu.plans.plan_between(net, reference, base)
     model = mu.init_(net(base).double(), plan, std=net(reference))
     groups = mu.param_groups(model, plan, torch.optim.AdamW, lr=1e-2)
     run = mu.Run(model, torch.optim.AdamW(groups), since=plan)

@@ -66,7 +66,7 @@ def test_lr_sets_the_reference_rate_and_what_schedulers_remember_of_it(
     kind: str | None, plain: bool, tensor_lr: bool
 ):
     def run_at(lr: float) -> mu.Run:
-        plan = mu.plan_between(net, 8, 4)
+        plan = mu.plans.plan_between(net, 8, 4)
         model, rate = seeded(net, 4), torch.tensor(lr, dtype=torch.float64) if tensor_lr else lr
         groups: Any = mu.param_groups(model, plan, torch.optim.SGD, lr=rate)
         optimizer = torch.optim.SGD(model.parameters() if plain else groups, lr=rate)
@@ -80,7 +80,7 @@ def test_lr_sets_the_reference_rate_and_what_schedulers_remember_of_it(
     now = slow.optimizers[0].param_groups[0]
     factor = 3 * float(now["lr"]) / float(now.get("lr_factor", 1.0))
     found = mu.upscale(slow, lambda: net(12), SILENT, lr=factor)
-    want = mu.widen(fast, lambda: net(12))
+    want = mu.grow(fast, lambda: net(12))
     for i in range(6):
         for name, (lr, first) in rates(want).items():
             assert rates(found)[name] == (pytest.approx(lr), pytest.approx(first)), f"{name}, step {i}"
@@ -130,7 +130,7 @@ def test_lr_is_refused_for_a_run_without_optimizers():
 @pytest.mark.parametrize("plain", [False, True])
 def test_lr_can_be_set_at_every_growth(plain: bool):
     model = seeded(net, 4)
-    plan = mu.plan_between(net, 4, 4)
+    plan = mu.plans.plan_between(net, 4, 4)
     groups: Any = model.parameters() if plain else mu.param_groups(model, plan, torch.optim.AdamW, lr=0.01)
     once = mu.upscale(mu.Run(model, torch.optim.AdamW(groups, lr=0.01)), lambda: net(8), SILENT, lr=0.02)
     twice = mu.upscale(once, lambda: net(16), SILENT, lr=0.04)
@@ -162,7 +162,7 @@ def test_provenance_says_how_a_run_was_made_all_the_way_back():
     held.seek(0)
     saved = torch.load(held, weights_only=True)
     assert mu.Run(twice.model, provenance=saved).provenance == told, "plain values, saved beside the weights"
-    assert mu.widen(twice, lambda: net(32)).provenance.growths[:2] == told.growths
+    assert mu.grow(twice, lambda: net(32)).provenance.growths[:2] == told.growths
 
 
 def shares(dtype: torch.dtype, sigma: float) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def test_shares_leave_out_tensors_without_noise_and_ask_for_an_upscaled_run():
     wide = mu.upscale(base, lambda: net(8), mu.PairedNoise(0.1), loss=loss)
     assert "0.weight" not in mu.diagnostics.noise_shares(base, wide)
     assert wide.provenance["loss"]["after"] == pytest.approx(wide.provenance["loss"]["before"], rel=1e-12)
-    refusal(lambda: mu.diagnostics.noise_shares(base, mu.widen(base, lambda: net(8))), "noise.no_record")
+    refusal(lambda: mu.diagnostics.noise_shares(base, mu.grow(base, lambda: net(8))), "noise.no_record")
 
 
 def test_shares_after_two_growths_counts_from_the_first_reference():
@@ -202,7 +202,7 @@ COPIED = {"0.weight", "0.bias", "2.weight", "2.bias", "4.weight"}
 
 @pytest.mark.parametrize("k", [2, 3])
 def test_the_meter_reads_zero_after_widening_and_stays_there_without_noise(k: int):
-    wide = mu.widen(trained(), lambda: net(4 * k))
+    wide = mu.grow(trained(), lambda: net(4 * k))
     assert wide.plan is not None
     found = mu.diagnostics.symmetry(wide)
     assert found.keys() == COPIED, "the last bias has no copies"
@@ -248,7 +248,7 @@ def test_a_jump_of_the_loss_is_warned_of_with_the_next_smaller_size():
 
 def decayed(to: float, steps: int = 10) -> mu.Run:
     """A run in μP groups whose schedule has brought its rate from 1e-2 to `to` times that."""
-    since = mu.plan_between(net, 4, 8)
+    since = mu.plans.plan_between(net, 4, 8)
     model = seeded(net, 8)
     optimizer = torch.optim.AdamW(mu.param_groups(model, since, torch.optim.AdamW, lr=1e-2))
     falling = lr_scheduler.LambdaLR(optimizer, lambda i: max(to, 1 - i / steps))
@@ -275,7 +275,7 @@ def test_a_new_scheduler_starts_at_the_rate_that_was_asked_for(kind, to):
     with pytest.warns(
         UserWarning, match="optimizer, scheduler"
     ):  # and none with lr=, which asks for a new rate
-        later, kept = (mu.widen(start, lambda: net(16)).optimizers[0] for _ in range(2))
+        later, kept = (mu.grow(start, lambda: net(16)).optimizers[0] for _ in range(2))
     mu.set_lr_(later, 5e-3)
     mu.set_lr_(run.optimizers[0], 5e-3)
     for optimizer in (asked, later, run.optimizers[0]):
@@ -289,7 +289,7 @@ def test_a_new_scheduler_starts_at_the_rate_that_was_asked_for(kind, to):
 
 def test_a_scheduler_that_is_carried_keeps_the_rate_it_started_from():
     run = decayed(0.1)
-    wide = mu.widen(run, lambda: net(16))
+    wide = mu.grow(run, lambda: net(16))
     factors = [group["lr_factor"] for group in wide.optimizers[0].param_groups]
     assert [group["initial_lr"] for group in wide.optimizers[0].param_groups] == [1e-2 * f for f in factors]
     stock = run.optimizers[0]
@@ -302,7 +302,7 @@ def test_a_scheduler_that_is_carried_keeps_the_rate_it_started_from():
 def test_a_running_one_cycle_keeps_its_own_start_when_the_rate_is_set():
     """OneCycleLR reads initial_lr at every step. Control: without the scheduler's mark it would follow the new rate."""
     model = nn.Linear(4, 4)
-    plan = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+    plan = mu.plans.plan_between(lambda n: nn.Linear(n, n), 2, 4)
     optimizer = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=1e-2))
     rates = [group["lr"] for group in optimizer.param_groups]
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rates, total_steps=100)

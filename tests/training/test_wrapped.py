@@ -28,7 +28,7 @@ class Average(nn.Module):
 
 def test_an_average_in_a_wrapper_is_carried_in_its_wrapper():
     model = mlp(4).double()
-    wide = mu.widen(mu.Run(model, ema=Average(model)), lambda: mlp(8).double())
+    wide = mu.grow(mu.Run(model, ema=Average(model)), lambda: mlp(8).double())
     assert isinstance(wide.ema, Average)
     assert wide.ema.decay == 0.9
     assert torch.allclose(wide.ema.module(X), model(X), atol=1e-14)
@@ -44,7 +44,7 @@ def test_a_model_that_is_itself_called_module_keeps_its_names():
             return 2 * self.module(x)
 
     model = Net(4).double()
-    wide = mu.widen(mu.Run(model, ema=copy.deepcopy(model)), lambda: Net(8).double(), example_inputs=(X,))
+    wide = mu.grow(mu.Run(model, ema=copy.deepcopy(model)), lambda: Net(8).double(), example_inputs=(X,))
     assert isinstance(wide.ema, Net)
     assert torch.allclose(wide.ema(X), model(X), atol=1e-14)
 
@@ -53,7 +53,7 @@ def test_a_model_that_is_itself_called_module_keeps_its_names():
 def test_a_scripted_model_is_refused():
     scripted = torch.jit.script(mlp(4))
     with refused("model.scripted"):
-        mu.widen(scripted, lambda: mlp(8))
+        mu.grow(scripted, lambda: mlp(8))
     with refused("model.scripted"):
         mu.infer_plan(mlp(4), lambda: torch.jit.script(mlp(8)))
 
@@ -85,12 +85,12 @@ def test_complex_weights_are_searched_and_verified():
 
     model = Spectral(4)
     run = mu.Run(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
-    plan = mu.plan_between(Spectral, 4, 8, loss=square)
+    plan = mu.plans.plan_between(Spectral, 4, 8, loss=square)
     assert str(plan["gain"].axes[0]) == "out: 4x2"
     certificate = mu.verify(run, lambda: Spectral(8), plan=plan, step=step, steps=3)
     assert certificate.holds
     assert certificate.worst < 1e-9
-    wrong = mu.plan_between(Spectral, 4, 8, roles={"gain": "out"}, folds={"gain": "101/100"})
+    wrong = mu.plans.plan_between(Spectral, 4, 8, roles={"gain": "out"}, folds={"gain": "101/100"})
     assert not mu.verify(run, lambda: Spectral(8), plan=wrong, step=step, steps=3).holds
 
 
@@ -120,7 +120,7 @@ class Counted:
 def test_a_schedule_that_is_a_method_is_shared_with_its_owner():
     model = mlp(4)
     trainer = Trainer(model)
-    wide = mu.widen(mu.Run(model, trainer.optimizer, trainer.scheduler), lambda: mlp(8))
+    wide = mu.grow(mu.Run(model, trainer.optimizer, trainer.scheduler), lambda: mlp(8))
     trainer.scale = 0.1
     for run in (mu.Run(model, trainer.optimizer, trainer.scheduler), wide):
         run.optimizer.step()
@@ -132,7 +132,7 @@ def test_a_schedule_that_is_a_method_is_shared_with_its_owner():
 def test_a_callable_object_has_its_own_state():
     model, counted = mlp(4), Counted()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    wide = mu.widen(
+    wide = mu.grow(
         mu.Run(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, counted)), lambda: mlp(8)
     )
     before = counted.calls

@@ -39,8 +39,8 @@ def test_a_written_norm_gets_its_own_factor_and_a_plan_without_it_is_refused():
     base = Delayed(8, mean=False).double()
     shapes = mu.infer_plan(base, lambda: Delayed(32, mean=False).double())
     with refused("proof.run_deviates", where="step 0, scale"):
-        mu.widen(base, lambda: Delayed(32, mean=False).double(), plan=shapes, loss=loss)
-    wide = mu.widen(base, lambda: Delayed(32, mean=False).double(), loss=loss)
+        mu.grow(base, lambda: Delayed(32, mean=False).double(), plan=shapes, loss=loss)
+    wide = mu.grow(base, lambda: Delayed(32, mean=False).double(), loss=loss)
     for _ in range(3):
         assert torch.allclose(loss(base), loss(wide.model), rtol=1e-12)
     assert wide.plan is not None
@@ -54,7 +54,7 @@ def test_running_statistics_follow_the_base():
         ).double()
 
     base = make(8)
-    wide = mu.widen(base, lambda: make(24), loss=loss)
+    wide = mu.grow(base, lambda: make(24), loss=loss)
     for _ in range(3):
         assert torch.allclose(loss(base), loss(wide.model), rtol=1e-12)
     assert torch.allclose(base.eval()(X), wide.model.eval()(X), rtol=1e-12)
@@ -80,6 +80,6 @@ class Normalised(nn.Module):
 def test_with_a_loss_a_collected_buffer_of_fixed_size_is_copied():
     base = Normalised(4).double()
     loss(base)
-    wide = mu.widen(base, lambda: Normalised(8).double(), loss=loss)
+    wide = mu.grow(base, lambda: Normalised(8).double(), loss=loss)
     assert torch.equal(wide.model.get_buffer("mean"), base.mean)
     assert torch.allclose(loss(base), loss(wide.model), rtol=1e-12)

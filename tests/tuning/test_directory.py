@@ -298,7 +298,7 @@ def test_the_recipe_holds_for_a_base_that_was_grown_itself(base, text, study, tm
     recipe = Recipe.read(study / "recipe.json")
     replace(recipe, sigma=0.01, rise=None).save(tmp_path / "recipe.json")
     with_recipe = ["-k", "2", "--recipe", str(tmp_path / "recipe.json"), "--no-loss", "--quiet"]
-    assert main(["widen", str(base), str(tmp_path / "x2"), "-k", "2", "--quiet"]) == 0
+    assert main(["grow", str(base), str(tmp_path / "x2"), "-k", "2", "--quiet"]) == 0
     with refused("proxy.directory_was_grown", where=str(tmp_path / "x2")):
         directory_study(tmp_path / "x2", text, {})
     assert main(["upscale", str(tmp_path / "x2"), str(tmp_path / "x4"), *with_recipe]) == 0

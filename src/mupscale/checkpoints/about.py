@@ -68,7 +68,7 @@ def read_record(directory: Location | str) -> dict[str, Any]:
     if told is None:
         raise MupscaleError(
             f"{directory} holds no {NAME}, so how it was grown is not known; "
-            "mupscale upscale and mupscale widen write it; copy it from there, as trainers do not",
+            "mupscale upscale and mupscale grow write it; copy it from there, as trainers do not",
             code="growth.record_missing",
         )
     return told

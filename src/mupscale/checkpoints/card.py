@@ -92,7 +92,7 @@ from transformers import {about["architecture"]}
 
 here = "path/to/this/directory"
 model = {about["architecture"]}.from_pretrained(here)
-optimizer = mu.optimizer_for(model, here, torch.optim.AdamW, lr={rate})  # as you would give the base; {source}
+optimizer = mu.trainers.optimizer_for(model, here, torch.optim.AdamW, lr={rate})  # as you would give the base; {source}
 ```
 
 What that does to AdamW's constants since the reference:

@@ -22,7 +22,7 @@ from ..rules.optimizer_rule import OptimizerRule
 from ..rules.optimizers import RULES
 
 CLAIM = "the optimizer state cannot be widened"
-LEAVE = "move optimizer.pt and scheduler.pt away to widen the weights alone"
+LEAVE = "move optimizer.pt and scheduler.pt away to grow the weights alone"
 Ordered = list[list[str]]
 
 

@@ -41,7 +41,7 @@ def run(chosen: argparse.Namespace) -> int:
     if about is None:
         raise MupscaleError(
             f"{chosen.wide} holds no {NAME}: it was not written by mupscale, or not finished; name a directory that "
-            "mupscale widen or mupscale upscale wrote",
+            "mupscale grow or mupscale upscale wrote",
             code="growth.record_missing",
         )
     missing = [key for key in KEYS if key not in about]
@@ -88,7 +88,7 @@ def _alone(chosen: argparse.Namespace) -> int:
         )
     if read_about(chosen.base) is None:
         raise MupscaleError(
-            f"{chosen.base} holds no {NAME}; name a directory that mupscale widen or mupscale upscale wrote, alone "
+            f"{chosen.base} holds no {NAME}; name a directory that mupscale grow or mupscale upscale wrote, alone "
             "or after the base that it was made from",
             code="growth.record_missing",
         )
@@ -180,7 +180,7 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
 def _no_comparison(about: dict[str, Any]) -> str | None:
     """Why the outputs and gradients of a result need not equal its base's, or None if they must."""
     if about["noise"] is not None:
-        return "noise has moved the model away from its base; to compare them, widen the base without noise"
+        return "noise has moved the model away from its base; to compare them, grow the base without noise"
     if about["plan"]["exact"] != "dynamic":
         return "the gradients of an untied model differ from its base's"
     if about["spelling"]["absent"]:

@@ -17,7 +17,7 @@ from torch import nn
 from ..runs.run import Run
 from ..tensors.differences import curve_gap, loss_gap
 from ..tensors.random_states import forked
-from ..training.grow.widen import widen
+from ..training.grow.grow import grow
 
 BASE, K = 16, 4
 EXACT, DIFFERENT = 1e-12, 1e-3
@@ -66,8 +66,8 @@ def train(
         start = Run(model, torch.optim.AdamW(model.parameters(), **settings))
         step = _step(x, y)
         early = [step(start) for _ in range(before)]
-        wide = widen(start, lambda: _mlp(BASE * K))
-        control = widen(start, lambda: _mlp(BASE * K))
+        wide = grow(start, lambda: _mlp(BASE * K))
+        control = grow(start, lambda: _mlp(BASE * K))
         for group in control.optimizers[0].param_groups:
             ours = start.optimizers[0].param_groups[0]
             group.update({key: ours[key] for key in ("lr", "eps", "weight_decay")})

@@ -23,7 +23,7 @@ from ..tensors.philox import Stream
 from ..tensors.random_states import forked
 from ..tensors.triton import launch
 from ..tensors.triton.compare import compare_slices
-from ..training.grow.widen import widen
+from ..training.grow.grow import grow
 from . import first_lines
 from .demo import DIFFERENT, train
 
@@ -202,13 +202,13 @@ def _autocast(device: torch.device) -> float:
         run = Run(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
         for _ in range(5):
             step(run)
-        wide = widen(run, lambda: mlp(128))
+        wide = grow(run, lambda: mlp(128))
         base, grown = ([step(side) for _ in range(10)] for side in (run, wide))
     return curve_gap(base, grown)
 
 
 def _timing(device: torch.device) -> str:
-    """Seconds to widen a bfloat16 matrix with noise, over those to copy as many bytes on the device."""
+    """Seconds to grow a bfloat16 matrix with noise, over those to copy as many bytes on the device."""
     rows, width = _TIMED
     base = torch.ones(rows // 2, width // 2, dtype=torch.bfloat16, device=device)
     out, other = (torch.empty(rows, width, dtype=torch.bfloat16, device=device) for _ in range(2))

@@ -20,8 +20,8 @@ from ..runs.run import Run
 from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
 from ..training.check.verify import verify
+from ..training.grow.grow import grow, narrow
 from ..training.grow.upscale import upscale
-from ..training.grow.widen import narrow, widen
 
 Found = tuple[str, bool]
 _CLOSE = 1e-4  # relative, of float32 losses after one step: a hundred times what kernels that add in other orders differ by
@@ -67,7 +67,7 @@ def readme(device: torch.device) -> Found:
 
 
 def tutorial(device: torch.device) -> Found:
-    """The tutorial: verify, widen, one step on both sides, narrow, noise; with a scheduler, and batches drawn on the CPU.
+    """The tutorial: verify, grow, one step on both sides, narrow, noise; with a scheduler, and batches drawn on the CPU.
 
     Control: with the base's rate left unchanged, two steps of the wide run give another loss.
     """
@@ -92,7 +92,7 @@ def tutorial(device: torch.device) -> Found:
         for i in range(20):
             step(run, i)
         certificate = verify(run, lambda: make(48), step=step)
-        sides = [run, *(widen(run, lambda: make(48)) for _ in range(2))]
+        sides = [run, *(grow(run, lambda: make(48)) for _ in range(2))]
         for group in sides[2].optimizer.param_groups:
             group["lr"] *= 3
         base, wide, broken = ([float(step(side, i)) for i in (20, 21)] for side in sides)

@@ -13,8 +13,8 @@ from .verb import Help, Parser
 
 VERBS = {
     "plan": "plan_options",
-    "widen": "widen_options",
-    "upscale": "widen_options",
+    "grow": "grow_options",
+    "upscale": "grow_options",
     "check": "check_options",
     "tune": "tune_options",
     "report": "report",
@@ -24,7 +24,7 @@ VERBS = {
     "doctor": "doctor_options",
 }
 """Verb -> the module with its options, in the order of the help. None imports torch before it has accepted them."""
-_RESUMED = ("widen", "upscale", "tune")
+_RESUMED = ("grow", "upscale", "tune")
 _INTERRUPTED, _UNREAD = 130, 141  # a shell's exit status for a command ended by SIGINT or SIGPIPE
 _MORE = """\
 first steps:

@@ -66,7 +66,7 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
         f"To {'start with a fresh optimizer' if stated else 'train it in your own loop'} (lr as you would give the base; {source}):",
         "  import mupscale as mu, torch, transformers",
         f'  model = transformers.{about["architecture"]}.from_pretrained("{out}")',
-        f'  optimizer = mu.optimizer_for(model, "{out}", torch.optim.AdamW, lr={rate:g})',
+        f'  optimizer = mu.trainers.optimizer_for(model, "{out}", torch.optim.AdamW, lr={rate:g})',
         "",
         "To prove what was written:",
         check,

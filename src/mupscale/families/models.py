@@ -94,7 +94,7 @@ def config_from(raw: Mapping[str, Any]) -> Config:
         )
     if raw.get("quantization_config"):
         raise MupscaleError(
-            "a quantised checkpoint holds no weights that could be copied; widen the original one",
+            "a quantised checkpoint holds no weights that could be copied; grow the original one",
             code="checkpoint.quantised_weights",
         )
     try:

@@ -137,7 +137,7 @@ def _described(tree: Any, file: str, size: int, starts: list[int]) -> Any:
                     "archive.made_of_several_tensors",
                     f"{file}{where}",
                     what,
-                    "widen the run in memory with mu.widen",
+                    "grow the run in memory with mu.grow",
                 )
             )
             return None

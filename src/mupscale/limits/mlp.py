@@ -1,7 +1,7 @@
 """A multilayer perceptron with any activation as a program: trained by SGD, grown, trained further.
 
 Knows: forward, backward and update in the units of a reference of width one, where every layer has the one rate
-and μP's powers of the width are 1. `mupscale.plan_between(make, 1, n)` puts a real model into the same units. No
+and μP's powers of the width are 1. `mupscale.plans.plan_between(make, 1, n)` puts a real model into the same units. No
 biases, one output; SGD without momentum.
 """
 

@@ -37,7 +37,7 @@ def unwrap(model: nn.Module) -> nn.Module:
         if isinstance(model, torch.jit.ScriptModule):
             raise MupscaleError(
                 f"the model is a {type(model).__name__} of torch.jit, whose tensors cannot be replaced by larger ones; "
-                "widen the module that it was made from, and script the result",
+                "grow the module that it was made from, and script the result",
                 code="model.scripted",
             )
         if type(model).__name__ in _OUTER and isinstance(model._modules.get("module"), nn.Module):

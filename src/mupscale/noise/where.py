@@ -45,7 +45,7 @@ def exempt_of(model: nn.Module, plan: Plan, end: End) -> Exempt:
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Embedding(5, n, padding_idx=0), nn.LayerNorm(n))
-    >>> exempt_of(make(4), mu.plan_between(make, 4, 8), "base").padding
+    >>> exempt_of(make(4), mu.plans.plan_between(make, 4, 8), "base").padding
     {'0.weight': 0}
     """
     names = _wide_names(plan, end)

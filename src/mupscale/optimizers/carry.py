@@ -29,7 +29,7 @@ from .named import Moment, NamedGroup, NamedOptimizer
 from .quantised import Coded, folded, rounding_warning
 from .settings import by_factors, cannot_be_exact, change_of, refused_by_row, scale_setting, scaled
 
-_IN_MEMORY = "widen the run in memory with mu.widen, which rounds such blocks again and says by how much"
+_IN_MEMORY = "grow the run in memory with mu.grow, which rounds such blocks again and says by how much"
 
 
 def carry_optimizer(
@@ -163,7 +163,7 @@ def carry_state(
         expected = making.wide_shape if direction.back else making.base_shape
         if isinstance(value, Joined):
             if (why := value.why_not(expected)) is not None:
-                remedy = "widen the weights alone, and start its state afresh"
+                remedy = "grow the weights alone, and start its state afresh"
                 faults.append(
                     Fault(
                         "state.cannot_be_joined",
@@ -196,7 +196,7 @@ def carry_state(
 
 def _remedy(rule: OptimizerRule, key: str) -> str:
     if key in rule.state:
-        return "grow rows and columns so that the same one stays shorter, or widen the weights alone with optimizers=[]"
+        return "grow rows and columns so that the same one stays shorter, or grow the weights alone with optimizers=[]"
     return "register the optimizer with this key in state="
 
 

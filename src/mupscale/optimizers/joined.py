@@ -13,7 +13,7 @@ from ..tensors.making import Join
 from .named import NamedOptimizer
 from .quantised import Coded
 
-_ALIKE = "group and train its sources alike, or widen the weights alone"
+_ALIKE = "group and train its sources alike, or grow the weights alone"
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,7 @@ def read_live(
     if orphans:
         what = f"{orphans} entries of its state belong to no parameter of the model"
         faults.append(
-            Fault(
-                "state.of_no_parameter", where, what, "remove them, or widen the run without this optimizer"
-            )
+            Fault("state.of_no_parameter", where, what, "remove them, or grow the run without this optimizer")
         )
     idle = {names[id(p)] for group in optimizer.param_groups for p in group["params"] if not p.requires_grad}
     return NamedOptimizer(where, split, state, idle), faults

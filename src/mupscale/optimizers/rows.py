@@ -67,7 +67,7 @@ def _unstack_(group: NamedGroup, state: dict[str, dict[str, Any]], where: str) -
                     "state.stack_not_in_memory",
                     f"{where}, {group.names[0]}",
                     what,
-                    "widen the live optimizer or its state dict",
+                    "grow the live optimizer or its state dict",
                 )
             )
         elif not value.dim() or len(value) != many:

@@ -131,7 +131,7 @@ def cannot_be_exact(
         faults.append(Fault("optimizer.steps_stacked_experts", name, what, remedy))
     if entry.padded and not rule.takes_padding:
         what = "padding changes a mean over the whole tensor, which the optimizer holds against a constant in its code"
-        remedy = "widen by whole multiples, which needs no padding"
+        remedy = "grow by whole multiples, which needs no padding"
         faults.append(Fault("optimizer.takes_no_padding", name, what, remedy))
     if rule.of_matrices and len(entry.axes) < 2:
         what = f"it has {len(entry.axes)} dimensions, and the row of its group is for matrices"

@@ -59,7 +59,7 @@ def _built(like: Optimizer, groups: list[dict[str, Any]], settings: dict[str, An
         if lost:
             raise MupscaleError(
                 f"{type(like).__name__} could not be built again from its defaults: {error}; carry its state dict with "
-                "widen_optimizer_state_dict instead",
+                "grow_optimizer_state_dict instead",
                 code="optimizer.cannot_be_rebuilt",
             ) from error
     for key, value in vars(like).items():

@@ -11,6 +11,7 @@ from ..lazy import exported
 if TYPE_CHECKING:
     from ..families.plan import family_plan as family_plan
     from ..models.build import on_meta as on_meta
+    from ..planning.infer import plan_between as plan_between
     from ..proofs.identity import gradient_identity as gradient_identity
     from .tensor_plan import TensorPlan as TensorPlan
 

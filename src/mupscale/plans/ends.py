@@ -28,17 +28,17 @@ def expect_plan(plan: object, model: object = None) -> None:
     raise_faults("a plan and a model are needed here", faults)
 
 
-def expect_proved(plan: Plan, unproved: bool) -> None:
+def expect_proved(plan: Plan, prove: bool) -> None:
     """Raise unless the plan was proved, or the caller goes without a proof.
 
-    >>> expect_proved(Plan({}), unproved=True)
-    >>> expect_proved(Plan({}, proof="loss"), unproved=False)
+    >>> expect_proved(Plan({}), prove=False)
+    >>> expect_proved(Plan({}, proof="loss"), prove=True)
     """
-    if plan.proved or unproved:
+    if plan.proved or not prove:
         return
     what = "it follows from shapes, and shapes do not show what the model's code does with them"
     remedy = (
-        "make it with infer_plan(base, wide, loss=…) or example_inputs=…, or write unproved=True to go without "
+        "make it with infer_plan(base, wide, loss=…) or example_inputs=…, or write prove=False to go without "
         "a proof"
     )
     raise_faults("nothing has proved this plan", [Fault("proof.missing", "plan", what, remedy)])

@@ -60,4 +60,4 @@ def settings_cause(key: str, changed: bool) -> str:
         return (
             f"an absolute {key}: the step function sets {key} itself; multiply the group's own {key} instead"
         )
-    return f"unscaled {key}: the wide run's {key} is not the base's in new units; take the groups that widen returns"
+    return f"unscaled {key}: the wide run's {key} is not the base's in new units; take the groups that grow returns"

@@ -1,7 +1,7 @@
 """Compare a base and a wide run: the gradient identity, then real steps side by side.
 
 Written once for any number of ranks: every rank compares the part of each tensor that it holds, and `gather` brings
-together what all of them measured. A single process is the case of one rank. Copies nothing and widens nothing.
+together what all of them measured. A single process is the case of one rank. Copies nothing and grows nothing.
 """
 
 from __future__ import annotations

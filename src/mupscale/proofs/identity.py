@@ -327,8 +327,8 @@ def gradient_identity(base: nn.Module, wide: nn.Module, *, loss: Loss, plan: Pla
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> plan, base, x = mu.plan_between(make, 4, 8), make(4).double(), torch.ones(2, 3).double()
-    >>> wide = mu.widen(base, lambda: make(8), plan=plan).model
+    >>> plan, base, x = mu.plans.plan_between(make, 4, 8), make(4).double(), torch.ones(2, 3).double()
+    >>> wide = mu.grow(base, lambda: make(8), plan=plan).model
     >>> name, error = gradient_identity(base, wide, plan=plan, loss=lambda model: model(x).sum()).worst
     >>> error < 1e-12
     True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-_AFRESH = "widen the weights alone with optimizers=[] and start it afresh"
+_AFRESH = "grow the weights alone with optimizers=[] and start it afresh"
 _MIXED = "so per-tensor units cannot be applied to it"
 
 _REASONS: dict[tuple[str, ...], str] = {

@@ -37,7 +37,7 @@ def _radam_rectifies(group: Group, state: Mapping[str, Any]) -> str | None:
     return (
         f"RAdam is at step {step:.0f}; until step {first - 1} its update is proportional to the gradient and "
         f"afterwards it is not, so no single learning rate is exact; train {first - 1 - step:.0f} more "
-        "steps, then widen, or train with NAdam, which has no such phase"
+        "steps, then grow, or train with NAdam, which has no such phase"
     )
 
 

@@ -111,7 +111,7 @@ class Provenance(Mapping[str, Any]):
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
     >>> once = mu.upscale(make(4), lambda: make(8), mu.MupNoise(0.1), seed=3)
-    >>> twice = mu.widen(once, lambda: make(16))
+    >>> twice = mu.grow(once, lambda: make(16))
     >>> [growth.seed for growth in twice.provenance.growths], "noise" in twice.provenance
     ([3, None], False)
     >>> twice.provenance["plan"] == twice.plan.hash

@@ -48,7 +48,7 @@ from .states import live_states, prepare_states
 from .waiting import Ranks
 
 
-def load_wide(
+def load_grown_(
     base: str | Location | Run,
     wide: Run | nn.Module,
     *,
@@ -60,7 +60,7 @@ def load_wide(
     device: torch.device | str | None = None,
     group: Ranks = None,
     prefix: str | None = None,
-    unproved: bool = False,
+    prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
     """Fill the run `wide` from `base`, each rank its own shards, and return it with its provenance.
@@ -72,15 +72,15 @@ def load_wide(
 
     Parameters on the meta device get memory and remain the same objects. Buffers that are in no checkpoint must
     have been computed (`on_meta` does this) or be computed by `init(model)`. `prefix` names the set of tensors if
-    a checkpoint holds several. A plan that was not proved is refused unless `unproved=True`. On any error every rank raises the same error, and a model
+    a checkpoint holds several. A plan that was not proved is refused unless `prove=False`. On any error every rank raises the same error, and a model
     whose loading had begun is filled with NaN; arguments that do not fit are refused before anything is touched.
 
     >>> import tempfile, mupscale as mu, torch.distributed.checkpoint as dcp
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> base, plan, x = make(4), mu.plan_between(make, 4, 8), torch.ones(1, 3)
+    >>> base, plan, x = make(4), mu.plans.plan_between(make, 4, 8), torch.ones(1, 3)
     >>> with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
     ...     _ = dcp.save({"model": base.state_dict()}, checkpoint_id=folder)
-    ...     wide = load_wide(folder, mu.plans.on_meta(lambda: make(8)), plan=plan).model
+    ...     wide = load_grown_(folder, mu.plans.on_meta(lambda: make(8)), plan=plan).model
     >>> torch.allclose(wide(x), base(x))
     True
     """
@@ -91,7 +91,7 @@ def load_wide(
     loader = _Loader(target, chosen, rules, init, torch.device(device) if device is not None else None)
     try:
         with AllOrNone(group) as together:
-            early = _checked(base, target, chosen, since, unproved)
+            early = _checked(base, target, chosen, since, prove)
             checked = True
             if isinstance(base, Run):
                 carry_attributes_(target.model, compare_attributes(base.model, target.model, chosen))
@@ -110,16 +110,14 @@ def load_wide(
 
 
 def _checked(
-    base: str | Location | Run, wide: Run, plan: Plan, since: Since | None, unproved: bool
+    base: str | Location | Run, wide: Run, plan: Plan, since: Since | None, prove: bool
 ) -> Plan | None:
     """The plan from the reference to the base; raises unless both ends fit the plan, before a model is touched."""
-    remedy = (
-        "write load_wide(base, wide, plan=…): first the base's directory or mu.Run(base), then what is filled"
-    )
+    remedy = "write load_grown_(base, wide, plan=…): first the base's directory or mu.Run(base), then what is filled"
     faults = wrong_kind("base", base, (str, Path, Url, Run), remedy)
     faults += wrong_kind("plan", plan, Plan, "write plan=infer_plan(base, wide), or a family's plan")
-    raise_faults("load_wide cannot use what it was given", faults)
-    expect_proved(plan, unproved)
+    raise_faults("load_grown_ cannot use what it was given", faults)
+    expect_proved(plan, prove)
     if isinstance(base, Run):
         check_end(plan, base.model, "base")
     check_end(plan, wide.model, "wide")
@@ -157,10 +155,8 @@ class _Loader:
             f"{source.identity}, plan {since.hash}, noise {noise_identity(noise)}, seed {seed}"
         )
         if run.ema is not None:
-            what = "load_wide fills one model at a time"
-            remedy = (
-                "load the average in a separate call: load_wide(base, ema, plan=plan, noise=noise, prefix=…)"
-            )
+            what = "load_grown_ fills one model at a time"
+            remedy = "load the average in a separate call: load_grown_(base, ema, plan=plan, noise=noise, prefix=…)"
             raise MupscaleError(
                 "the average was not loaded", [Fault("run.average_not_loaded", "ema", what, remedy)]
             )

@@ -126,7 +126,7 @@ def _unfit(
     faults: list[Fault] = []
     if group.rule.stacked:
         what = "the state of many tensors lies in one stack, which is not loaded by parts"
-        remedy = "widen the live optimizer or its state dict with widen_optimizer_state_dict"
+        remedy = "grow the live optimizer or its state dict with grow_optimizer_state_dict"
         faults.append(
             Fault(
                 "optimizer.stacks_its_state",

@@ -62,7 +62,7 @@ def verify_sharded(
     ...     loss.backward()
     ...     run.optimizer.step()
     ...     return loss
-    >>> wide, before = mu.widen(base, lambda: make(12)), model[0].weight.detach().clone()
+    >>> wide, before = mu.grow(base, lambda: make(12)), model[0].weight.detach().clone()
     >>> verify_sharded(base, wide, step=step).holds, bool((model[0].weight == before).all())
     (True, True)
     """

@@ -7,9 +7,12 @@ from ..lazy import exported
 if TYPE_CHECKING:
     from ..optimizers.schedulers import load_scheduler_ as load_scheduler_
     from ..training.grow.state_dicts import groups_for as groups_for
+    from ..training.grow.state_dicts import grow_optimizer_state_dict as grow_optimizer_state_dict
+    from ..training.grow.state_dicts import grow_state_dict as grow_state_dict
+    from .going_on import optimizer_for as optimizer_for
     from .huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .lightning import LightningCallback as LightningCallback
-    from .lightning_file import widen_lightning_checkpoint as widen_lightning_checkpoint
+    from .lightning_file import grow_lightning_checkpoint as grow_lightning_checkpoint
     from .megatron_file import grow_megatron_checkpoint as grow_megatron_checkpoint
     from .megatron_file import megatron_layouts as megatron_layouts
     from .megatron_file import megatron_overrides as megatron_overrides

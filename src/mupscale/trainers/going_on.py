@@ -42,7 +42,7 @@ def read_provenance(wide: Grown) -> Provenance:
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> run = mu.widen(make(4), lambda: make(8))
+    >>> run = mu.grow(make(4), lambda: make(8))
     >>> read_provenance(run) == run.provenance
     True
     """
@@ -176,7 +176,7 @@ def optimizer_for(
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> optimizer = optimizer_for(make(256), mu.plan_between(make, 64, 256), torch.optim.AdamW, lr=1e-2)
+    >>> optimizer = optimizer_for(make(256), mu.plans.plan_between(make, 64, 256), torch.optim.AdamW, lr=1e-2)
     >>> sorted({group["lr"] for group in optimizer.param_groups})
     [0.0025, 0.01]
     """

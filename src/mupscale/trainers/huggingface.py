@@ -41,7 +41,7 @@ class TrainerHooks:
 
     >>> from torch import nn
     >>> import mupscale as mu
-    >>> plan = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+    >>> plan = mu.plans.plan_between(lambda n: nn.Linear(n, n), 2, 4)
     >>> type(mu.trainers.HuggingFaceCallback(plan)).__name__                 # pass it to the Trainer
     'HuggingFaceCallback'
     """

@@ -35,7 +35,7 @@ class FitHooks:
 
     >>> from torch import nn
     >>> import mupscale as mu
-    >>> plan = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+    >>> plan = mu.plans.plan_between(lambda n: nn.Linear(n, n), 2, 4)
     >>> type(mu.trainers.LightningCallback(plan)).__name__                   # pass it to the Trainer
     'LightningCallback'
     """

@@ -26,13 +26,13 @@ from ..plans.plan import Plan
 from ..rules.optimizer_rule import OptimizerRule
 from ..rules.optimizers import rule_for
 from ..runs.provenance import Growth, Provenance
-from ..training.grow.state_dicts import widen_state_dict
+from ..training.grow.state_dicts import grow_state_dict
 from .going_on import KEY, plans_in, read_provenance, record_of
 
 _WEIGHTS, _STATES = "state_dict", "optimizer_states"
 
 
-def widen_lightning_checkpoint(
+def grow_lightning_checkpoint(
     base: Path | str,
     out: Path | str,
     *,
@@ -40,7 +40,7 @@ def widen_lightning_checkpoint(
     optimizer_classes: Sequence[str | None] | None = None,
     prefix: str = "model.",
     names: Sequence[Names] | None = None,
-    unproved: bool = False,
+    prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> None:
     """Write the checkpoint from which `trainer.fit(wide_model, ckpt_path=out)` goes on.
@@ -48,14 +48,14 @@ def widen_lightning_checkpoint(
     `prefix` is what the LightningModule puts before the plan's names. An optimizer is told from what it keeps, unless
     named in `optimizer_classes`. One made from `self.parameters()`, or from named parameters, needs nothing more; for others
     `names` holds, for every optimizer, its parameters' names group by group. A plan that was not proved is refused
-    unless `unproved=True`.
+    unless `prove=False`.
 
     >>> import tempfile, mupscale as mu
-    >>> plan, base = mu.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4), torch.nn.Linear(2, 2)
+    >>> plan, base = mu.plans.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4), torch.nn.Linear(2, 2)
     >>> saved = {f"model.{name}": tensor for name, tensor in base.state_dict().items()}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     torch.save({"state_dict": saved, "optimizer_states": []}, f"{folder}/base.ckpt")
-    ...     widen_lightning_checkpoint(f"{folder}/base.ckpt", f"{folder}/wide.ckpt", plan=plan)
+    ...     grow_lightning_checkpoint(f"{folder}/base.ckpt", f"{folder}/wide.ckpt", plan=plan)
     ...     torch.load(f"{folder}/wide.ckpt")["state_dict"]["model.weight"].shape
     torch.Size([4, 4])
     """
@@ -73,7 +73,7 @@ def widen_lightning_checkpoint(
     whole = plan.rename(lambda name: prefix + name)
     raise_few(f"{printable(str(path))} cannot be widened", _unknown_tensors(checkpoint))
     weights = checkpoint[_WEIGHTS]
-    wide = {**checkpoint, _WEIGHTS: widen_state_dict(weights, whole, unproved=unproved), _STATES: []}
+    wide = {**checkpoint, _WEIGHTS: grow_state_dict(weights, whole, prove=prove), _STATES: []}
     for i, state in enumerate(checkpoint[_STATES]):
         own = named_parameters(weights, whole) if names is None else names[i]
         rule = (

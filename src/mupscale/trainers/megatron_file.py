@@ -48,7 +48,7 @@ def grow_megatron_checkpoint(
     seed: int = 0,
     optimizer_class: str | None = None,
     names: Names | None = None,
-    unproved: bool = False,
+    prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, str]:
     """Write the checkpoint from which a wide Megatron job goes on; returns what was not carried, with reasons.
@@ -62,7 +62,7 @@ def grow_megatron_checkpoint(
     by group. A run that was stopped is resumed by the same call.
 
     >>> import tempfile, mupscale as mu
-    >>> plan = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+    >>> plan = mu.plans.plan_between(lambda n: nn.Linear(n, n), 2, 4)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     try:
     ...         grow_megatron_checkpoint(folder, f"{folder}/wide", plan=plan)
@@ -70,7 +70,7 @@ def grow_megatron_checkpoint(
     ...         print(error.code)
     megatron.no_metadata
     """
-    expect_proved(plan, unproved)
+    expect_proved(plan, prove)
     grow = _grow_fsdp if is_fsdp_dtensor(base) else _grow_torch_dist
     path, moves, make = grow(base, plan, names=names, optimizer=optimizer_class, rules=rules)
     record = _record(location(base))

@@ -2,7 +2,7 @@
 
 Knows: when torchtitan builds, loads, clips and steps, and how its attention lays out heads. The narrow checkpoint
 is read by torchtitan's own manager into a narrow model that is sharded like the wide one, so how a checkpoint spells
-its tensors (fused projections are stored apart) stays torchtitan's business; `load_wide` does the rest. torchtitan is
+its tensors (fused projections are stored apart) stays torchtitan's business; `load_grown_` does the rest. torchtitan is
 imported when it is first needed, and not before. Written for torchtitan 0.3; does not follow pipeline stages.
 """
 
@@ -22,7 +22,7 @@ from ..errors import Fault, MupscaleError, raise_faults
 from ..lazy import lazy_subclass
 from ..plans.plan import Plan
 from ..runs.run import Run
-from ..sharded.load import load_wide
+from ..sharded.load import load_grown_
 from ..training.units.clip import Clip, clip_
 from ..training.units.stepping import step_in_units_
 from .going_on import KEY
@@ -38,7 +38,7 @@ class Growing:
     `Config` adds to torchtitan's own: `base`, the ModelSpec of the narrow run; `noise` and `seed` as for `upscale`;
     `reference`, the ModelSpec at which the constants were written where the base was itself grown; `declared`, further
     declarations for `titan_plan`; `small`, two small ModelSpecs that prove the plan, without which it is refused unless
-    `unproved`. Every step uses each tensor's own learning rate, eps and decay, and `max_norm` clips
+    `prove`. Every step uses each tensor's own learning rate, eps and decay, and `max_norm` clips
     by the norm that is the same at every width. Rates, schedules and what is saved stay written at the reference.
 
     >>> hasattr(Growing, "dcp_load")                          # beyond torchtitan's own: it grows what it loads
@@ -67,11 +67,11 @@ class Growing:
                 spec.model.update_from_config(config=trainer.config)
         small = None if config.small is None else tuple(spec.model for spec in config.small)
         self.plan = titan_plan(config.base.model, trainer.model_config, small=small, **config.declared)
-        if not self.plan.proved and not config.unproved:
+        if not self.plan.proved and config.prove:
             what = "the layouts were read off the attention modules, and nothing has measured them"
             remedy = (
                 "give small=(narrow, wide), two ModelSpecs of the same kind that are small enough to run, or "
-                "unproved=True to go without a proof"
+                "prove=False to go without a proof"
             )
             raise_faults(
                 "nothing has proved this plan", [Fault("proof.missing", "checkpoint.small", what, remedy)]
@@ -99,14 +99,14 @@ class Growing:
         wanted = manager._states_to_load(model_only=not self.states.keys() & state_dict.keys())
         manager.dcp_load(wanted, checkpoint_id, from_hf, from_quantized)
         carried = "optimizer" in wanted
-        load_wide(
+        load_grown_(
             Run(base, list(optimizers) if carried else (), since=self.early),
             Run(self._model, self._optimizers if carried else ()),
             plan=self.plan,
             noise=self._grown.noise,
             seed=self._grown.seed,
             since=self.early,
-            unproved=self._grown.unproved,
+            prove=self._grown.prove,
         )
         for scheduler in self.states["lr_scheduler"]:
             # torchtitan leaves the rate of the next step in the saved groups, which are the base's.
@@ -231,7 +231,7 @@ def _config(stock: Any) -> dict[str, Any]:
         ("noise", hidden, field(default=None)),
         ("declared", hidden, field(default_factory=dict)),
         ("small", hidden, field(default=None)),
-        ("unproved", bool, field(default=False)),
+        ("prove", bool, field(default=True)),
         ("seed", int, field(default=0)),
     ]
     config = make_dataclass("Config", fields, bases=(stock.Config,), kw_only=True, slots=True)

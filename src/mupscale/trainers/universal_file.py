@@ -32,7 +32,7 @@ def grow_universal_checkpoint(
     noise: Noise | None = None,
     seed: int = 0,
     optimizer_class: str | None = None,
-    unproved: bool = False,
+    prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, str]:
     """Write the universal checkpoint from which a wide DeepSpeed engine goes on; returns what was not carried, with reasons.
@@ -43,7 +43,7 @@ def grow_universal_checkpoint(
     names it ("torch.optim.AdamW"). Without `noise` the result trains exactly like the base. Run it again to resume.
 
     >>> import tempfile, mupscale as mu
-    >>> plan = mu.plan_between(lambda n: nn.Linear(n, n), 2, 4)
+    >>> plan = mu.plans.plan_between(lambda n: nn.Linear(n, n), 2, 4)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     try:
     ...         grow_universal_checkpoint(folder, f"{folder}/wide", plan=plan)
@@ -51,7 +51,7 @@ def grow_universal_checkpoint(
     ...         print(error.code)
     deepspeed.not_universal
     """
-    expect_proved(plan, unproved)
+    expect_proved(plan, prove)
     universal = read_universal(base)
     places = weight_sources(universal, plan)
     return write_grown(

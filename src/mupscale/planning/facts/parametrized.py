@@ -6,7 +6,7 @@ columns at each place of a kernel: copies of the rows make it longer too, and g 
 
 >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.utils.parametrizations.weight_norm(nn.Linear(n, 2)))
 >>> import mupscale as mu
->>> plan = mu.plan_between(make, 4, 8)
+>>> plan = mu.plans.plan_between(make, 4, 8)
 >>> {name: str(t.fold) for name, t in plan.tensors.items() if not t.fold.is_one}
 {'1.parametrizations.weight.original0': '2^(-1/2)'}
 """

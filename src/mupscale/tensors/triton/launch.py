@@ -169,7 +169,7 @@ def _as_matrix(out: Tensor, rows: int, columns: int) -> Tensor | None:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """bfloat16 as integers, which the kernel rounds and widens itself."""
+    """bfloat16 as integers, which the kernel rounds and grows itself."""
     return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
 
 

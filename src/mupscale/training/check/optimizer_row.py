@@ -27,7 +27,7 @@ from ...runs.run import Run
 from ...tensors.devices import default_device, has_float64
 from ...tensors.differences import difference
 from ...tensors.random_states import forked
-from ..grow.widen import widen
+from ..grow.grow import grow
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 """The largest relative errors over 12 steps. In float32 a right row is off by 1e-6; an optimizer that divides rounding by
@@ -104,8 +104,8 @@ def _worst(
         optimizer.step()
         if i == 0:
             _refuse_undeclared_copies(optimizer, base.weight, rule_for(type(optimizer), rules=rules))
-    wide = widen(
-        Run(base, optimizer), lambda: _Weight(entry.wide_shape, dtype), plan=plan, unproved=True, rules=rules
+    wide = grow(
+        Run(base, optimizer), lambda: _Weight(entry.wide_shape, dtype), plan=plan, prove=False, rules=rules
     )
     start, worst = base.weight.detach().clone(), 0.0
     for _ in range(steps):

@@ -31,7 +31,7 @@ def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, fl
 
     >>> import mupscale as mu
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-    >>> wide = mu.widen(base, lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)))
+    >>> wide = mu.grow(base, lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)))
     >>> max(symmetry(wide).values())
     0.0
     """
@@ -65,7 +65,7 @@ def awake(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     >>> make = lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
     >>> plan = mu.infer_plan(base, make, loss=lambda model: model(torch.ones(2, 3)).sum(), pad=True)
-    >>> awake(mu.widen(base, make, plan=plan))
+    >>> awake(mu.grow(base, make, plan=plan))
     {'0.weight': 0.0, '0.bias': 0.0, '2.weight': 0.0}
     """
     model, chosen = (wide.model, plan or wide.plan) if isinstance(wide, Run) else (wide, plan)

@@ -1,4 +1,4 @@
-"""`mu.verify`: copy a base run, widen the copy, and compare the two with `proofs`.
+"""`mu.verify`: copy a base run, grow the copy, and compare the two with `proofs`.
 
 Everything happens on copies, in float64 by default, with the caller's own step function. The run itself is not
 changed, except for the state of its data loader.
@@ -74,7 +74,7 @@ def verify(
     `step(run, i)` takes one optimizer step on the i-th batch and returns the loss. It is called on copies of both runs
     with the same random seed. With `batches`, a data loader for example, each batch is drawn once, and `step(run, batch)`
     gets the same one for both runs. Without a step, `loss(model)` tests only the gradient identity, and
-    `example_inputs`, as for `widen`, only that of the outputs. Dropout is off.
+    `example_inputs`, as for `grow`, only that of the outputs. Dropout is off.
 
     >>> import torch
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))

@@ -33,7 +33,7 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.Tanh(), torch.nn.Linear(n, 1))
-    >>> exact = mu.widen(make(4), lambda: make(8))
+    >>> exact = mu.grow(make(4), lambda: make(8))
     >>> noisy = mu.add_noise(exact, mu.SignalNoise(0.05))
     >>> bool((exact.model[0].weight == noisy.model[0].weight).any())
     False
@@ -47,7 +47,7 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
         )
     if wide.plan is None:
         raise MupscaleError(
-            "add_noise parts the copies of a growth, and this run has no plan of one; widen it first, or write mu.Run(…, plan=plan)",
+            "add_noise parts the copies of a growth, and this run has no plan of one; grow it first, or write mu.Run(…, plan=plan)",
             code="plan.not_given",
         )
     plan, model = wide.plan, unwrap(wide.model)

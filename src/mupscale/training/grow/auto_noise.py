@@ -121,7 +121,7 @@ def wrong_auto(noise: AutoNoise) -> list[Fault]:
                     "noise.zero_rise",
                     "rise",
                     "it is 0, which asks for no noise",
-                    "write mu.widen, which adds none",
+                    "write mu.grow, which adds none",
                 )
             ]
     if noise.steps is not None:
@@ -169,7 +169,7 @@ def choose_noise(
     if not first.tensors:
         raise_faults(
             "no noise can be chosen",
-            [Fault("noise.no_weight_gets_any", "plan", "no weight of it gets noise", "use mu.widen")],
+            [Fault("noise.no_weight_gets_any", "plan", "no weight of it gets noise", "use mu.grow")],
         )
 
     def at(t: float) -> float:

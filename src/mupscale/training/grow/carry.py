@@ -85,7 +85,7 @@ def _check(run: Run, built: nn.Module, direction: Direction) -> None:
     if any(map(is_sharded, tensors.values())):
         raise MupscaleError(
             "a sharded run is not widened in one process: shard a model that was built wide, and fill it with "
-            "mu.load_wide(base, wide, plan=plan)",
+            "mu.load_grown_(base, wide, plan=plan)",
             code="run.sharded",
         )
     check_end(direction.plan, run.model, direction.start)
@@ -97,7 +97,7 @@ def _check(run: Run, built: nn.Module, direction: Direction) -> None:
     if run.optimizers:
         lone = [name for name, t in direction.plan.tensors.items() if t.new and t.like is None]
         what = "it is new and like no tensor of the base, so it belongs to no group"
-        remedy = "widen without optimizers and add it to a group yourself"
+        remedy = "grow without optimizers and add it to a group yourself"
         faults += [Fault("optimizer.tensor_without_group", name, what, remedy) for name in lone]
     raise_faults(_REFUSED, faults)
 
@@ -181,7 +181,7 @@ def carry_ema(
     if not isinstance(ema, Mapping):
         raise MupscaleError(
             f"ema is {shown(ema)}, expected a module (AveragedModel among them) or a mapping of names to tensors; "
-            "leave out other averages, and carry them with widen_state_dict",
+            "leave out other averages, and carry them with grow_state_dict",
             code="argument.wrong_type",
         )
     counters = {

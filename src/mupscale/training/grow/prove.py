@@ -63,7 +63,7 @@ def proved_plan(
     built: nn.Module,
     plan: Plan | None,
     loss: Loss | None,
-    unproved: bool,
+    prove: bool,
 ) -> tuple[Plan, dict[str, Any]]:
     """The plan to grow by, and the record of what proved it; raises if nothing does.
 
@@ -76,14 +76,14 @@ def proved_plan(
         check_end(plan, built, "wide")
     _refuse_hooks(unwrap(base), unwrap(built), plan)
     # Without a proof nothing shows whether the wide model's own settings are meant.
-    differences = [] if unproved else compare_attributes(base, built, plan)
+    differences = compare_attributes(base, built, plan) if prove else []
     carry_attributes_(built, differences)
-    if loss is None or unproved:
+    if loss is None or not prove:
         chosen = plan if plan is not None else infer_plan(base, built)
-        changed = "" if unproved else changed_code(chosen.code, base, built)
+        changed = changed_code(chosen.code, base, built) if prove else ""
         if changed:
             warnings.warn(f"{changed}; add loss= or example_inputs=, and it is proved again", stacklevel=3)
-        _refuse_unproved(base, built, chosen, unproved)
+        _refuse_unproved(base, built, chosen, prove)
         lost = [difference for difference in differences if difference.kind == "refused"]
         raise_faults(
             "the base has what is not carried, and nothing was measured that would show whether it matters",
@@ -157,17 +157,17 @@ def _measured_plan(
     return found.plan, _record(found.plan, "float64", max(found.worst, found.gap), found.trials, found.modes)
 
 
-def _refuse_unproved(base: nn.Module, built: nn.Module, plan: Plan, unproved: bool) -> None:
+def _refuse_unproved(base: nn.Module, built: nn.Module, plan: Plan, prove: bool) -> None:
     """Raise unless the plan was proved or the caller goes without a proof; the error shows the argument to add."""
     model = unwrap(base)
     # A plan that modules decide is decided for these modules only, so it is looked at again.
     reason = why_undecided(model, unwrap(built), plan) if plan.proof in ("none", "modules") else None
-    if unproved or (plan.proved and reason is None):
+    if not prove or (plan.proved and reason is None):
         return
     reason = reason or "the plan was not measured"
     remedy = (
         f"add example_inputs=({_arguments(model)}), one batch as forward takes it, or loss=lambda model: …, the loss of "
-        "one batch; unproved=True grows without a proof, and the result says so"
+        "one batch; prove=False grows without a proof, and the result says so"
     )
     raise_faults(
         "nothing has proved that this plan is exact",

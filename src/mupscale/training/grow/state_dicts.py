@@ -1,4 +1,4 @@
-"""Widen the state dicts of models and optimizers, for training loops without a `Run`.
+"""Grow the state dicts of models and optimizers, for training loops without a `Run`.
 
 Optimizer state dicts may be keyed by name (as torch.distributed.checkpoint keys them) or by position.
 In the second case the groups must have `param_names`, or the names must be given.
@@ -29,20 +29,20 @@ from ...rules.optimizers import rule_for
 from ..units.groups import expect_class
 
 
-def widen_state_dict(state: Mapping[str, Tensor], plan: Plan, *, unproved: bool = False) -> dict[str, Tensor]:
-    """Widen a model's state dict. Keys keep their spelling, and tied tensors stay tied.
+def grow_state_dict(state: Mapping[str, Tensor], plan: Plan, *, prove: bool = True) -> dict[str, Tensor]:
+    """Grow a model's state dict. Keys keep their spelling, and tied tensors stay tied.
 
     A buffer that grows and is not in the state dict (`persistent=False`) causes a warning, because the wide model
     computes values of its own for it; pass it in `state` too. Buffers that the plan leaves to the wide model
-    (`fill="own"`) are not in the result. A plan that was not proved is refused unless `unproved=True`.
+    (`fill="own"`) are not in the result. A plan that was not proved is refused unless `prove=False`.
 
     >>> from mupscale import plan_between
     >>> plan = plan_between(lambda n: nn.Linear(n, n), 2, 4)
-    >>> widen_state_dict(nn.Linear(2, 2).state_dict(), plan)["weight"].shape
+    >>> grow_state_dict(nn.Linear(2, 2).state_dict(), plan)["weight"].shape
     torch.Size([4, 4])
     """
     direction = Direction(plan)
-    expect_proved(plan, unproved)
+    expect_proved(plan, prove)
     return carry_tensors(state, direction)
 
 
@@ -104,34 +104,34 @@ def _warn_of_missing(buffers: list[str]) -> None:
         )
 
 
-def widen_optimizer_state_dict(
+def grow_optimizer_state_dict(
     state: Mapping[str, Any],
     plan: Plan,
     optimizer_class: type,
     *,
     names: Sequence[str] | None = None,
     keep_initial_lr: bool = False,
-    unproved: bool = False,
+    prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, Any]:
-    """Widen an optimizer's state dict. Groups are split where the factors of their tensors differ.
+    """Grow an optimizer's state dict. Groups are split where the factors of their tensors differ.
 
     `names` gives the parameters' names in the order of the groups if the state dict has none. Load the
     result into `optimizer_class(groups_for(model, result))`. A new scheduler starts at the rate of the groups. With
     `keep_initial_lr=True` the groups keep the `initial_lr` of the base's schedule, in new units, for a scheduler that
     continues it: `LambdaLR(optimizer, function, last_epoch=step)`. A plan that was not proved is refused unless
-    `unproved=True`.
+    `prove=False`.
 
     >>> import torch
     >>> from mupscale import plan_between
     >>> plan, base = plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2)
     >>> state = torch.optim.AdamW(base.named_parameters(), lr=0.1).state_dict()
-    >>> wide = widen_optimizer_state_dict(state, plan, torch.optim.AdamW)
+    >>> wide = grow_optimizer_state_dict(state, plan, torch.optim.AdamW)
     >>> [(group["param_names"], group["lr"]) for group in wide["param_groups"]]
     [(['weight'], 0.05), (['bias'], 0.1)]
     """
     direction = Direction(plan)
-    expect_proved(plan, unproved)
+    expect_proved(plan, prove)
     faults = wrong_kind("state", state, Mapping, "write optimizer.state_dict()")
     faults += [*expect_class(optimizer_class), *([] if names is None else wrong_list("names", names))]
     others = [key for key in state if key not in ("state", "param_groups")] if not faults else []
@@ -154,14 +154,14 @@ def widen_optimizer_state_dict(
 def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Parameter groups of `model` in the order and with the settings of a saved state dict, ready to load it.
 
-    `state` is the state dict of an optimizer that `widen`, `upscale` or `param_groups` made, or what
-    `widen_optimizer_state_dict` returned. Each of several optimizers gets the groups of its own state.
+    `state` is the state dict of an optimizer that `grow`, `upscale` or `param_groups` made, or what
+    `grow_optimizer_state_dict` returned. Each of several optimizers gets the groups of its own state.
 
     >>> import torch
     >>> from mupscale import plan_between
     >>> plan, base, wide = plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2), nn.Linear(4, 4)
     >>> state = torch.optim.AdamW(base.named_parameters(), lr=0.1).state_dict()
-    >>> state = widen_optimizer_state_dict(state, plan, torch.optim.AdamW)
+    >>> state = grow_optimizer_state_dict(state, plan, torch.optim.AdamW)
     >>> optimizer = torch.optim.AdamW(groups_for(wide, state))
     >>> optimizer.load_state_dict(state)
     >>> [group["lr"] for group in optimizer.param_groups]
@@ -172,8 +172,8 @@ def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any
     saved = state.get("param_groups", [{}]) if isinstance(state, Mapping) else [{}]
     if not all("param_names" in group for group in saved):
         raise MupscaleError(
-            "the state has no groups with names, expected the state dict of an optimizer that widen, upscale or "
-            "param_groups made, or what widen_optimizer_state_dict returned; pass that",
+            "the state has no groups with names, expected the state dict of an optimizer that grow, upscale or "
+            "param_groups made, or what grow_optimizer_state_dict returned; pass that",
             code="state.no_names",
         )
     unknown = [n for group in saved for n in group["param_names"] if n not in parameters]

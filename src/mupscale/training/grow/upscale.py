@@ -52,10 +52,10 @@ def upscale(
     step_cost: float | None = None,
     recipe: Recipe | None = None,
     seed: int = 0,
-    unproved: bool = False,
+    prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
-    """Widen `base`, add noise, and set the learning rate: a run that can use its new width.
+    """Grow `base`, add noise, and set the learning rate: a run that can use its new width.
 
     `lr` is the learning rate now, right after growth; None keeps the base's. `peak_lr` is the rate that a carried
     schedule multiplies: with a schedule that stands at 0.6 of its peak, `lr=3e-3` and `peak_lr=5e-3` are the same.
@@ -63,12 +63,12 @@ def upscale(
     Noise sizes and learning rates are written at the run's reference. It is the base itself unless the run has
     `since=`, and repeated growth keeps the first reference.
     `recipe` gives noise and learning rate as tuning found them, and is refused if it does not apply to this run.
-    `loss(model)`, your loss on one batch, proves that growing is exact before noise is added, as for `widen`, and
+    `loss(model)`, your loss on one batch, proves that growing is exact before noise is added, as for `grow`, and
     measures what the noise costs: both losses are saved in the provenance, and a large increase causes a warning.
     Without `noise` and `recipe` the noise is chosen by this loss: the size at which it has risen by a twentieth of
     what the base has learned, or less if that would be a large increase, found with at most 11 forward passes.
     `AutoNoise(steps=…)` asks for more where long training follows.
-    `example_inputs`, `plan` and `unproved` are as for `widen`.
+    `example_inputs`, `plan` and `prove` are as for `grow`.
 
     >>> from mupscale import MupNoise
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -86,12 +86,12 @@ def upscale(
     check_start(start)
     set_rates_ = new_rates(start, lr, peak_lr)
     built = build(wide)
-    chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), unproved)
+    chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), prove)
     if recipe is not None:
         start = at_recipe(recipe, start, chosen, rules)
-    sized, resolved, choice = _sized(start, wide, noise, chosen, seed, loss, settings=not unproved)
+    sized, resolved, choice = _sized(start, wide, noise, chosen, seed, loss, settings=prove)
     direction = Direction(chosen, noise=resolved)
-    grown = carry(start, built, wide, direction, rules, settings=not unproved)
+    grown = carry(start, built, wide, direction, rules, settings=prove)
     set_rates_(grown)
     jumping = isinstance(noise, AutoNoise) and noise.may_jump
     less = "write AutoNoise(), which takes less" if jumping else less_of(sized)

@@ -16,7 +16,7 @@ def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
     A scheduler that is built afterwards starts at this rate, even if an earlier scheduler left its `initial_lr`.
 
     >>> import torch, mupscale as mu
-    >>> plan, model = mu.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4), torch.nn.Linear(4, 4)
+    >>> plan, model = mu.plans.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4), torch.nn.Linear(4, 4)
     >>> optimizer = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=0.1))
     >>> set_lr_(optimizer, 0.2)
     >>> [group["lr"] for group in optimizer.param_groups]
@@ -35,7 +35,7 @@ def reference_lr(optimizer: Optimizer) -> float:
     The usual reason for a disagreement is a scheduler that writes one absolute rate into every group.
 
     >>> import torch, mupscale as mu
-    >>> plan, model = mu.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4), torch.nn.Linear(4, 4)
+    >>> plan, model = mu.plans.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4), torch.nn.Linear(4, 4)
     >>> reference_lr(torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=0.1)))
     0.1
     """

@@ -1,7 +1,7 @@
 """A learning rate schedule over a budget of FLOPs or tokens, which goes on through growth.
 
 Knows: what a step costs in each stage, and how the rate depends on the share of the budget that is spent. Does not
-know: how a run grows; `widen` and `upscale` carry the scheduler and begin a stage.
+know: how a run grows; `grow` and `upscale` carry the scheduler and begin a stage.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class GrowthSchedule:
 
     @staticmethod
     def grow_(scheduler: Any, step_cost: float) -> None:
-        """Begin a stage at the step where a scheduler stands. `widen` and `upscale` do this for `step_cost=`.
+        """Begin a stage at the step where a scheduler stands. `grow` and `upscale` do this for `step_cost=`.
 
         For other changes of the cost (another batch size, a run that was narrowed), and for loops that load state dicts.
 

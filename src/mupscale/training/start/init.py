@@ -96,7 +96,7 @@ def init_(
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Linear(n, n, bias=False)
-    >>> model = init_(make(256), mu.plan_between(make, 64, 256), std={"weight": 1.0})
+    >>> model = init_(make(256), mu.plans.plan_between(make, 64, 256), std={"weight": 1.0})
     >>> round(float(model.weight.detach().std()), 2)
     0.5
     """

@@ -42,8 +42,8 @@ def grad_norm(model: nn.Module, since: Since, *, p: float = 2.0) -> Tensor:
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> plan, base, x = mu.plan_between(make, 4, 8), make(4).double(), torch.randn(5, 3).double()
-    >>> wide = mu.widen(base, lambda: make(8), plan=plan).model
+    >>> plan, base, x = mu.plans.plan_between(make, 4, 8), make(4).double(), torch.randn(5, 3).double()
+    >>> wide = mu.grow(base, lambda: make(8), plan=plan).model
     >>> for model in (base, wide): model(x).sum().backward()
     >>> plain = torch.stack([q.grad.norm() for q in base.parameters()]).norm()
     >>> bool((grad_norm(wide, plan) - plain).abs() < 1e-12)
@@ -59,7 +59,7 @@ def clip_grad_norm_(model: nn.Module, since: Since, *, max_norm: float, p: float
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> plan, model = mu.plan_between(make, 4, 8), make(8)                # the bound is written at width 4
+    >>> plan, model = mu.plans.plan_between(make, 4, 8), make(8)                # the bound is written at width 4
     >>> model(torch.ones(1, 3)).sum().backward()
     >>> before = clip_grad_norm_(model, plan, max_norm=0.01)
     >>> round(float(grad_norm(model, plan)), 5), bool(before > 0.01)
@@ -197,7 +197,7 @@ def clip_(
 
     `since` is the run that the optimizers train, or, with `model`, the plan from the reference to it. Clipping happens in
     a step pre-hook, so it works with gradient accumulation and inside trainers, whose own clipping must be turned off. With
-    `optimizer.step(closure)` it happens after every call of the closure. `widen` and `upscale` carry it to the wide optimizers.
+    `optimizer.step(closure)` it happens after every call of the closure. `grow` and `upscale` carry it to the wide optimizers.
 
     Several optimizers that step one after another on the same gradients are clipped by one norm. Optimizers that step in
     turn, each on new gradients, are clipped by their own norms; write one `clip_` for each to have this in the first step too.
@@ -205,7 +205,7 @@ def clip_(
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> plan, model = mu.plan_between(make, 4, 8), make(8)
+    >>> plan, model = mu.plans.plan_between(make, 4, 8), make(8)
     >>> optimizer = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=1e-3))
     >>> _ = clip_(optimizer, plan, model=model, max_norm=0.01)
     >>> model(torch.ones(1, 3)).sum().backward()

@@ -60,7 +60,7 @@ def param_groups(
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> run = mu.Run(make(256), since=mu.plan_between(make, 64, 256))
+    >>> run = mu.Run(make(256), since=mu.plans.plan_between(make, 64, 256))
     >>> groups = param_groups(run, torch.optim.AdamW, lr=1e-2)
     >>> [(group["lr"], [name for name, _ in group["params"]]) for group in groups][1]
     (0.0025, ['2.weight'])

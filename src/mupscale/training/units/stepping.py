@@ -183,7 +183,7 @@ def step_in_units_(
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> model, plan = make(16), mu.plan_between(make, 4, 16)
+    >>> model, plan = make(16), mu.plans.plan_between(make, 4, 16)
     >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     >>> before, _ = model[2].weight.detach().clone(), step_in_units_(optimizer, plan, model=model)
     >>> model(torch.ones(1, 3)).sum().backward(); optimizer.step()

@@ -1,4 +1,4 @@
-"""`mupscale widen` and `upscale`: the memory that measuring asks for, and what is named as left behind."""
+"""`mupscale grow` and `upscale`: the memory that measuring asks for, and what is named as left behind."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
-from mupscale.cli import widen  # noqa: E402
+from mupscale.cli import grow as grow  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 from mupscale.errors import MupscaleError  # noqa: E402
 
@@ -52,7 +52,7 @@ def test_memory_is_that_of_the_wide_model(make, layers, tmp_path, monkeypatch):
         if len(asked) == 2:
             raise MupscaleError(what)
 
-    monkeypatch.setattr(widen, "check_memory", refuse_second)
+    monkeypatch.setattr(grow, "check_memory", refuse_second)
     given = [str(tmp_path / "base"), str(tmp_path / "wide"), "--to", "layers=4", "--noise", "auto", "--quiet"]
     assert main(["upscale", *given, "--batch", str(tmp_path / "batch.json")]) == 2
     wide = 4 * sum(parameter.numel() for parameter in make(**{layers: 4}).parameters())
@@ -63,7 +63,7 @@ def test_memory_is_that_of_the_wide_model(make, layers, tmp_path, monkeypatch):
 def left_behind(base: Path, out: Path, capsys: Any, *options: str) -> list[str]:
     """The files that are named as not carried."""
     capsys.readouterr()
-    assert main(["widen", str(base), str(out), "-k", "ffn=2", "--quiet", *options]) == 0
+    assert main(["grow", str(base), str(out), "-k", "ffn=2", "--quiet", *options]) == 0
     return re.findall(r"^not carried: ([^,]+),", capsys.readouterr().out, re.M)
 
 

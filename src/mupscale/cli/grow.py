@@ -1,4 +1,4 @@
-"""`mupscale widen` and `mupscale upscale`: a checkpoint directory in, a wider one out, streamed and resumable.
+"""`mupscale grow` and `mupscale upscale`: a checkpoint directory in, a wider one out, streamed and resumable.
 
 Plans, runs the job, and prints the next steps. Running the same command again resumes an interrupted
 job.

@@ -1,4 +1,4 @@
-"""Options of `mupscale widen` and `mupscale upscale`, and the request that they make."""
+"""Options of `mupscale grow` and `mupscale upscale`, and the request that they make."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_to(verbs: Any) -> None:
     more = "Streamed, with the optimizer state of a Trainer; run the same command again to resume."
     frees = "mupscale upscale adds the noise that lets it use its new width."
     for name, text, about, examples in (
-        ("widen", exact, f"{frees} {more}", kept),
+        ("grow", exact, f"{frees} {more}", kept),
         ("upscale", grown, more, noisy),
     ):
         verb = add_verb(verbs, name, text, about, examples=examples)
@@ -123,9 +123,9 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     _checked(chosen)
     request, share = _request(chosen), _share(chosen.worker)
-    from . import widen
+    from . import grow as grow
 
-    return widen.run(chosen, request, share)
+    return grow.run(chosen, request, share)
 
 
 def _checked(chosen: argparse.Namespace) -> None:
@@ -144,7 +144,7 @@ def _checked(chosen: argparse.Namespace) -> None:
         raise MupscaleError(
             "upscale needs a noise size: --noise auto | t=… | sigma=… | paired=…, or --recipe FILE\n"
             f"  without a tuned size write --noise auto; for a model that does not fit into memory {DEFAULT_NOISE}\n"
-            "  for the exact map without noise: mupscale widen",
+            "  for the exact map without noise: mupscale grow",
             code="noise.not_given",
         )
     if chosen.workers < 1:

@@ -1,4 +1,4 @@
-"""Widen a run, or narrow it back: weights, buffers, averages, optimizers, schedulers, in one call.
+"""Grow a run, or narrow it back: weights, buffers, averages, optimizers, schedulers, in one call.
 
 The result shares no memory with the input, is deterministic, and the wide model is built without initialising
 weights that would be overwritten.
@@ -26,7 +26,7 @@ from .left_behind import hand_over_
 from .prove import proved_plan
 
 
-def widen(
+def grow(
     base: Run | nn.Module,
     wide: Make,
     *,
@@ -34,19 +34,19 @@ def widen(
     example_inputs: ExampleInputs | None = None,
     plan: Plan | None = None,
     step_cost: float | None = None,
-    unproved: bool = False,
+    prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
-    """Widen a run: the result continues `base` exactly, at the width of `wide`, a factory or a module.
+    """Grow a run: the result continues `base` exactly, at the width of `wide`, a factory or a module.
 
     A plan is found and measured with `loss(model)`, your loss on one batch, or with `example_inputs`, a tuple or a dict
     for `forward`; a given `plan` is measured. Neither is needed for a plan that was proved before, or if torch's own
-    modules decide it. Otherwise the run is refused, or widened without a proof if `unproved=True`, which its provenance
+    modules decide it. Otherwise the run is refused, or widened without a proof if `prove=False`, which its provenance
     records. Tensors keep the base's dtype and device. A run with a `GrowthSchedule` needs `step_cost`, what one step
     costs from now on.
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    >>> wide = widen(Run(base), lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
+    >>> wide = grow(Run(base), lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
     >>> import torch
     >>> x = torch.randn(5, 3)
     >>> torch.allclose(base(x), wide.model(x))
@@ -56,9 +56,9 @@ def widen(
     raise_faults("this schedule cannot be continued", wrong_step_cost(start.schedulers, step_cost))
     check_start(start)
     built = build(wide)
-    chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), unproved)
+    chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), prove)
     direction = Direction(chosen)
-    grown = carry(start, built, wide, direction, rules, settings=not unproved)
+    grown = carry(start, built, wide, direction, rules, settings=prove)
     begin_stage_(grown.schedulers, step_cost)
     left = hand_over_(start, grown, direction, proof)
     return replace(grown, provenance=grown.provenance.noting(**left))
@@ -71,11 +71,11 @@ def narrow(
     plan: Plan | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
-    """Narrow a run: every entry is the average of its copies. Undoes `widen`.
+    """Narrow a run: every entry is the average of its copies. Undoes `grow`.
 
     >>> def make(n): return nn.Sequential(nn.Linear(3, n), nn.Linear(n, 2))
     >>> base = make(4)
-    >>> back = narrow(widen(base, lambda: make(8)), lambda: make(4))
+    >>> back = narrow(grow(base, lambda: make(8)), lambda: make(4))
     >>> import torch
     >>> torch.equal(back.model[0].weight, base[0].weight)
     True
