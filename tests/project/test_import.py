@@ -33,7 +33,7 @@ def test_an_import_of_torch_is_seen():
 
 def test_a_name_that_does_not_exist_is_refused_as_python_does():
     done = without_torch("import mupscale as mu; mu.groww")
-    assert "AttributeError: module 'mupscale' has no attribute 'widenn'" in done.stderr
+    assert "AttributeError: module 'mupscale' has no attribute 'groww'" in done.stderr
 
 
 HELP = [
