@@ -277,7 +277,7 @@ def test_a_search_that_takes_too_long_is_stopped(monkeypatch):
 
 
 def test_a_search_tells_how_far_it_is(monkeypatch, caplog):
-    monkeypatch.setattr("mupscale.planning.search.search._TELL", 0.0)
+    monkeypatch.setattr("mupscale.planning.search.search._REPORT", 0.0)
     with caplog.at_level(logging.INFO, logger="mupscale"):
         mu.plans.plan_between(fused, 8, 16, loss=loss)
     assert "searching for an exact plan" in caplog.text
