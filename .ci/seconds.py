@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-LIMIT = 3000.0  # CPU seconds of static, tests, exactness and survival together: 25 minutes of two cores
+LIMIT = 3210.0  # CPU seconds of static, tests, exactness and survival: 3,000 for the check, 90 for devices, 60 for each later issue
 PUSH = {"static", "tests", "exactness", "survival"}
 STORED = Path(__file__).resolve().with_name("nightly.json")
 SHOWN = 20  # slowest tests that are printed
