@@ -50,11 +50,13 @@ def test_a_step_is_measured_with_its_children_and_keeps_its_exit_code(tmp_path):
 
 
 def test_a_whole_run_is_judged_by_its_own_seconds():
-    """Controls: one second above the limit, a failed step; a run of one part has no limit."""
+    """Seconds of a slow machine count less. Controls: one second above the limit, a failed step; one part has no limit."""
     steps = [{"part": part, "step": part, "cpu": seconds.LIMIT / 4, "code": 0} for part in PUSH]
     assert not seconds.failures(steps)
     more = {"part": "tests", "step": "one more", "cpu": 1.0, "code": 0}
     assert seconds.failures([*steps, more])
+    assert not seconds.failures([{**step, "cpu": 2 * step["cpu"], "slow": 2.0} for step in steps])
+    assert seconds.failures([{**step, "cpu": 2 * step["cpu"], "slow": 1.9} for step in steps])
     assert not seconds.failures([{**more, "cpu": 2 * seconds.LIMIT}])
     assert seconds.failures([{**more, "code": 1}])
 
