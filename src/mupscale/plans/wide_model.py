@@ -40,7 +40,7 @@ def fill_model_(
     trained do without. `in_place` is for copies to measure on: tensors are written where they are, settings were carried
     before the copies were made, and copies have no hooks on gradients.
 
-    >>> from mupscale import plan_between
+    >>> from mupscale.plans import plan_between
     >>> def make(n): return nn.Sequential(nn.Linear(3, n), nn.Linear(n, 1))
     >>> base, wide = make(2), make(4)
     >>> _ = base[1].bias.requires_grad_(False)

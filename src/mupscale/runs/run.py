@@ -103,7 +103,7 @@ Since = Plan | Run
 def since_of(since: Since, model: nn.Module) -> Plan:
     """The plan from the reference to `model`; a run gives its own, or the identity when it is its own reference.
 
-    >>> from mupscale import plan_between
+    >>> from mupscale.plans import plan_between
     >>> make = lambda n: nn.Linear(n, n)
     >>> model, plan = make(4), plan_between(make, 2, 4)
     >>> since_of(plan, model) == since_of(Run(model, since=plan), model) == plan

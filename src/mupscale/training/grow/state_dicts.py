@@ -36,7 +36,7 @@ def grow_state_dict(state: Mapping[str, Tensor], plan: Plan, *, prove: bool = Tr
     computes values of its own for it; pass it in `state` too. Buffers that the plan leaves to the wide model
     (`fill="own"`) are not in the result. A plan that was not proved is refused unless `prove=False`.
 
-    >>> from mupscale import plan_between
+    >>> from mupscale.plans import plan_between
     >>> plan = plan_between(lambda n: nn.Linear(n, n), 2, 4)
     >>> grow_state_dict(nn.Linear(2, 2).state_dict(), plan)["weight"].shape
     torch.Size([4, 4])
@@ -123,7 +123,7 @@ def grow_optimizer_state_dict(
     `prove=False`.
 
     >>> import torch
-    >>> from mupscale import plan_between
+    >>> from mupscale.plans import plan_between
     >>> plan, base = plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2)
     >>> state = torch.optim.AdamW(base.named_parameters(), lr=0.1).state_dict()
     >>> wide = grow_optimizer_state_dict(state, plan, torch.optim.AdamW)
@@ -158,7 +158,7 @@ def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any
     `grow_optimizer_state_dict` returned. Each of several optimizers gets the groups of its own state.
 
     >>> import torch
-    >>> from mupscale import plan_between
+    >>> from mupscale.plans import plan_between
     >>> plan, base, wide = plan_between(lambda n: nn.Linear(n, n), 2, 4), nn.Linear(2, 2), nn.Linear(4, 4)
     >>> state = torch.optim.AdamW(base.named_parameters(), lr=0.1).state_dict()
     >>> state = grow_optimizer_state_dict(state, plan, torch.optim.AdamW)
