@@ -351,7 +351,7 @@ def deeper_verified(device: Device) -> Any:
 @case(quick=True)
 def padded(device: Device) -> Any:
     base = trained(device, rms_mlp)
-    plan = mu.infer_plan(base.run.model, lambda: rms_mlp(24), loss=base.loss, pad=True)
+    plan = mu.infer_plan(base.run.model, lambda: rms_mlp(24), loss=base.loss, by="padded")
     return plan.hash
 
 

@@ -103,8 +103,9 @@ def _profiles(base: Tensor, wide: Tensor) -> tuple[Tensor, Tensor] | None:
     if not n:
         return None
     x, y = x.reshape(-1, n).double(), y.reshape(-1, m).double()
-    if m % n:  # channels of a pad are zero everywhere
-        y = y[:, (y != 0).any(0)]
+    live = (y != 0).any(0)  # channels of a pad are zero everywhere
+    if m % n or m - int(live.sum()) > m // n * int((x == 0).all(0).sum()):
+        y = y[:, live]
         m = y.shape[-1]
     if m % n:
         return None
