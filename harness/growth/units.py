@@ -26,11 +26,11 @@ from mupscale.tensors.differences import loss_gap
 NAMES = (
     "mlp_gelu", "house_mlp", "mlp_batchnorm", "siren", "actor_critic", "neural_ode_euler", "film", "swiglu_fused",
     "glu_module", "experts_routed", "instancenorm_affine", "batchnorm_cumulative", "unit_length", "heads_grow",
-    "cosine_heads_grow", "relative_bias_heads_grow", "latent_attention", "multi_query", "einsum_heads_grow", "house_llama",
+    "cosine_heads_grow", "relative_bias_heads_grow", "latent_attention", "einsum_heads_grow", "house_llama",
     "gpt_heads_grow", "gpt_tied_heads_grow", "vit_heads_grow", "house_lstm", "lstm_bidirectional", "lstm_cell", "house_resnet",
-    "flatten", "matrix_factorisation", "hf_llama_tied_heads_grow",
+    "flatten", "matrix_factorisation", "hf_llama_tied_heads_grow", "experts_stacked",
 )  # fmt: skip
-QUICK = ("mlp_gelu", "swiglu_fused", "multi_query", "gpt_heads_grow", "house_lstm")
+QUICK = ("mlp_gelu", "swiglu_fused", "heads_grow", "gpt_heads_grow", "house_lstm")
 MOST = {"worst": 1e-11, "jump": 1e-10, "jump32": 1e-5}
 LEAST = {"control": 1e-3, "woken": 1.0}
 
@@ -94,13 +94,13 @@ def measure(row: Row) -> Figures:
         certificate = mu.verify(run, make, step=follow, plan=plan, steps=AFTER)
         awake = mu.upscale(run, make, plan=plan)
         woken = mu.upscale(run, make, plan=uncut(plan), prove=False)
-        before = float(entry.loss(run.model))
-        jump, control = (loss_gap(before, float(entry.loss(one.model))) for one in (awake, woken))
+        before = _loss(entry, run)
+        jump, control = (loss_gap(before, _loss(entry, one)) for one in (awake, woken))
         share = _share(awake, plan, entry)
     with default_dtype(torch.float32):
         single = trained(entry)
         wide = mu.upscale(single, make, plan=plan)
-        jump32 = loss_gap(float(entry.loss(single.model)), float(entry.loss(wide.model)))
+        jump32 = loss_gap(_loss(entry, single), _loss(entry, wide))
     return {
         "worst": certificate.worst,
         "jump": jump,
@@ -108,6 +108,10 @@ def measure(row: Row) -> Figures:
         "woken": share,
         "control": control,
     }
+
+
+def _loss(entry: Entry, run: mu.Run) -> float:
+    return float(entry.loss(run.model).detach())
 
 
 def _share(run: mu.Run, plan: Plan, entry: Entry) -> float:

@@ -78,21 +78,22 @@ def streams(draft: Draft, trace: Trace) -> Streams:
     writers: set[Place] = set()
     for index, call in enumerate(trace.calls):
         if call.path in norms:
-            size = draft.entries[norms[call.path]]
+            size = _sizes(draft, (norms[call.path], 0))
             for parent in walk.inputs(index):
-                writers |= {p for p in walk.origins(parent) if _same_size(draft, p, size)}
+                writers |= {p for p in walk.origins(parent) if _sizes(draft, p) == size}
     multipliers -= walk.open  # they write into such a space
     gains = frozenset((name, 0) for name in norms.values())
     raw: set[Place] = set()
     readers: dict[str, set[Place]] = {gain: set() for gain, _ in gains}
     shared: set[str] = set()
+    found: list[tuple[frozenset[Place], set[Place]]] = []
     for index, call in enumerate(trace.calls):
         if call.path in norms:
             continue
         weights = walk.weights(call)
         if not weights:
             continue
-        met = {place for parent in walk.inputs(index) for place in walk.origins(parent)}
+        met = frozenset(place for parent in walk.inputs(index) for place in walk.origins(parent))
         reads = {
             (name, dim)
             for name in weights
@@ -103,9 +104,19 @@ def streams(draft: Draft, trace: Trace) -> Streams:
             if (gain, 0) not in writers:
                 readers[gain] |= reads
                 shared |= set() if reads else {gain}
-        if met & writers:
-            raw |= reads
-    listed = {gain: frozenset(found) for gain, found in readers.items() if found and gain not in shared}
+        found.append((met - gains, reads))
+    # What is added behind the last norm of a stream is read with the stream, so it writes into the same space.
+    growing = True
+    while growing:
+        growing = False
+        for met, _ in found:
+            sizes = {_sizes(draft, place) for place in met & writers}
+            new = {place for place in met - writers if _sizes(draft, place) in sizes}
+            writers |= new
+            growing |= bool(new)
+    for met, reads in found:
+        raw |= reads if met & writers else set()
+    listed = {gain: frozenset(each) for gain, each in readers.items() if each and gain not in shared}
     rooted = frozenset(_rooted(trace, walk))
     return Streams(frozenset(writers), gains, frozenset(raw), listed, rooted, multipliers)
 
@@ -317,6 +328,6 @@ def _scales_channels(entry: DraftEntry) -> bool:
     ] in ("weight", "running_var")
 
 
-def _same_size(draft: Draft, place: Place, norm: DraftEntry) -> bool:
+def _sizes(draft: Draft, place: Place) -> tuple[int, int]:
     entry, dim = draft.entries[place[0]], place[1]
-    return (entry.base_shape[dim], entry.wide_shape[dim]) == (norm.base_shape[0], norm.wide_shape[0])
+    return entry.base_shape[dim], entry.wide_shape[dim]
