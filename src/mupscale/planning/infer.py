@@ -37,6 +37,7 @@ from .facts.modules import dropout_of_modules, leaking_pads, row_of
 from .facts.padded_norms import padded_norms, streams_by_size, unpaddable, with_streams
 from .facts.unwritten import reading_faults
 from .knobs import copies, layout_knobs
+from .search.not_found import NoPlanError
 from .search.search import Found, search
 
 UNITS_SECONDS = 30.0
@@ -165,10 +166,10 @@ def find_plan(
     limit = UNITS_SECONDS if seconds is None and ways.by == "units" else seconds
     try:
         return _found(base, wide, loss, declared, ways, limit, both_modes)
-    except MupscaleError as error:
-        if ways.by != "units" or not any(fault.code == "search.no_exact_plan" for fault in error.faults):
+    except NoPlanError as error:
+        if ways.by != "units":
             raise
-        sizes = ways.copied | getattr(error, "sizes", frozenset())
+        sizes = ways.copied | error.sizes
         # Where no space shows that zeros do not pass through it, all of them grow by copies.
         again = Ways("units", sizes) if sizes != ways.copied else COPIES
         return find_plan(base, wide, loss, declared, again, seconds, both_modes)
