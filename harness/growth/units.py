@@ -50,7 +50,13 @@ def rows(quick: bool) -> Iterator[Row]:
         entry = ZOO[name]
         yield Row(entry, entry.wide)
         # Half as much again, where heads of 4 channels still fit.
-        if isinstance(entry.base, int) and not quick and entry.base % 8 == 0 and "heads" not in name:
+        if (
+            isinstance(entry.base, int)
+            and not quick
+            and entry.base % 8 == 0
+            and "attention" not in name
+            and "heads" not in name
+        ):
             yield Row(entry, entry.base * 3 // 2)
 
 
@@ -127,7 +133,8 @@ def _share(run: mu.Run, plan: Plan, entry: Entry) -> float:
             if i and p.grad is not None:
                 sizes[name] += p.grad.abs()
     tables = {f"{n}.weight" for n, m in run.model.named_modules() if isinstance(m, nn.Embedding)}
-    padded = {name: size for name, size in sizes.items() if plan[name].padded}
+    # An expert that no example chooses has no gradient at all.
+    padded = {name: size for name, size in sizes.items() if plan[name].padded and bool(size.any())}
     return min(woken_share(plan[name], size, name in tables) for name, size in padded.items())
 
 

@@ -136,7 +136,11 @@ def planned(
 
     needed = search or spec.tie or spec.divides or averages_zeros(spec, pad)
     return mu.plans.plan_between(
-        make, (spec.sizes, spec.hidden), (sizes, hidden), by="padded" if pad else "copies", loss=loss if needed else None
+        make,
+        (spec.sizes, spec.hidden),
+        (sizes, hidden),
+        by="padded" if pad else "copies",
+        loss=loss if needed else None,
     )
 
 

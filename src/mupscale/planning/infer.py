@@ -8,6 +8,7 @@ gradient identity decides. A plan that passes is exact for these models; one tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from ..proofs.modes import measured_modes, mode_needs
 from ..rules.products import COPIES, By, Ways
 from ..rules.scale import Exact, Scale
 from ..tensors.random_states import forked
+from .awake import cut_for_waking
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
@@ -172,7 +174,9 @@ def find_plan(
         sizes = ways.copied | error.sizes
         # Where no space shows that zeros do not pass through it, all of them grow by copies.
         again = Ways("units", sizes) if sizes != ways.copied else COPIES
-        return find_plan(base, wide, loss, declared, again, seconds, both_modes)
+        with suppress(MupscaleError if again is COPIES else ()):
+            return find_plan(base, wide, loss, declared, again, seconds, both_modes)
+        raise
 
 
 def _found(
@@ -196,7 +200,8 @@ def _found(
             modes = (
                 measured_modes(lambda: deviation(*pair, found.plan, loss), loss, *pair) if both_modes else {}
             )
-    plan = replace(found.plan, needs=found.plan.needs | observed.needs | mode_needs(modes))
+            plan = found.plan if ways.by != "units" else cut_for_waking(found.plan, *pair, loss)
+    plan = replace(plan, needs=plan.needs | observed.needs | mode_needs(modes))
     return replace(found, plan=proved_by(plan, loss, found.unreached, *models), modes=modes)
 
 
