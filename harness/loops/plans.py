@@ -68,7 +68,7 @@ def chosen_noise_keeps_the_loss() -> float:
         optimizer.zero_grad()
         raw(model).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    wide = mu.upscale(mu.Run(model, optimizer), lambda: Net(WIDE), loss=raw)
+    wide = mu.upscale(mu.Run(model, optimizer), lambda: Net(WIDE), by="copies", loss=raw)
     return max(0.0, math.log2(float(raw(wide.model) / raw(model))) // 1)
 
 

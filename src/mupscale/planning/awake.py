@@ -27,7 +27,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ..models.names import named_tensors
+from ..models.names import named_tensors, pattern_of
 from ..noise.kinds import NewUnits
 from ..noise.resolve import resolve_noise
 from ..noise.where import exempt_of
@@ -39,6 +39,8 @@ from ..proofs.identity import Loss
 from ..tensors.differences import loss_gap
 from .search.not_found import NoPlanError, Sizes
 
+Place = tuple[str, int]
+"""A dimension of a tensor, by the tensor's name."""
 _TOLERANCE = 1e-9
 """How far the loss may move in float64. Products with zeros are exact, and sums are rounded in another order; what is not
 cut moves a loss by a thousandth or more."""
@@ -52,11 +54,13 @@ def cut_for_waking(plan: Plan, base: nn.Module, wide: nn.Module, loss: Loss) -> 
     with torch.no_grad():
         before = float(loss(base))
         for turned in _sides(plan):
-            tried = plan.with_tensors({name: _turned(entry, turned) for name, entry in plan.tensors.items()})
+            tried = plan.with_tensors(
+                {name: _turned(name, entry, turned) for name, entry in plan.tensors.items()}
+            )
             tensors = {name: tensor for name, _, tensor in named_tensors(base)}
             noise = resolve_noise(tensors, NewUnits(), plan=tried, exempt=exempt_of(base, tried, "base"))
             fill_model_(wide, base, Direction(tried, noise=noise), in_place=True)
-            if loss_gap(before, float(loss(wide))) <= _TOLERANCE:
+            if _can_learn(tried) and loss_gap(before, float(loss(wide))) <= _TOLERANCE:
                 return tried if turned else plan
     error = NoPlanError("waking new units would change the loss")
     error.sizes = _padded_sizes(plan)
@@ -67,22 +71,41 @@ def _padded_sizes(plan: Plan) -> Sizes:
     return frozenset((a.base, a.wide) for entry in plan.tensors.values() for a in entry.axes if a.padded)
 
 
-def _sides(plan: Plan) -> Iterator[Sizes]:
-    """Spaces, by their sizes, to be cut at their other side: none, each of them, all."""
-    sizes = sorted(_padded_sizes(plan))
-    yield frozenset()
-    for size in sizes:
-        yield frozenset({size})
-    if len(sizes) > 1:
-        yield frozenset(sizes)
+def _places(plan: Plan) -> dict[tuple[int, int], set[Place]]:
+    """The dimensions with zeros that noise would wake, by the sizes of their space."""
+    found: dict[tuple[int, int], set[Place]] = {}
+    for name, entry in plan.tensors.items():
+        if entry.kind == "parameter" and not entry.gain and not entry.typical:
+            for dim, axis in enumerate(entry.axes):
+                if axis.padded:
+                    found.setdefault((axis.base, axis.wide), set()).add((name, dim))
+    return found
 
 
-def _turned(entry: TensorPlan, sizes: Sizes) -> TensorPlan:
-    """The entry with axes of these sizes cut where they are written in place of where they are read, or the other way."""
-    if entry.kind != "parameter" or entry.gain or entry.typical:
-        return entry
-    cut = set(entry.cut)
-    for dim, axis in enumerate(entry.axes):
-        if axis.padded and (axis.base, axis.wide) in sizes:
-            cut ^= {dim}
+def _sides(plan: Plan) -> Iterator[set[Place]]:
+    """Places to be cut, or not, other than in the plan: none; all of a space; all; single ones, for products of two tables."""
+    spaces = sorted(_places(plan).items())
+    yield set()
+    for _, places in spaces:
+        yield places
+    if len(spaces) > 1:
+        yield set().union(*(places for _, places in spaces))
+    for _, places in spaces:
+        alike: dict[str, set[Place]] = {}
+        for name, dim in sorted(places):
+            alike.setdefault(f"{pattern_of(name)} {dim}", set()).add((name, dim))
+        yield from alike.values()
+
+
+def _turned(name: str, entry: TensorPlan, places: set[Place]) -> TensorPlan:
+    """The entry with some of its dimensions cut that were not, and not cut that were."""
+    cut = set(entry.cut) ^ {dim for other, dim in places if other == name}
     return replace(entry, cut=tuple(sorted(cut)))
+
+
+def _can_learn(plan: Plan) -> bool:
+    """Whether every space has a matrix whose zeros wake: zeros that are only read by zeros never get a gradient."""
+    return all(
+        any(dim not in plan[name].cut for name, dim in places if len(plan[name].axes) > 1)
+        for places in _places(plan).values()
+    )
