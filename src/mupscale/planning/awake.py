@@ -104,8 +104,10 @@ def _turned(name: str, entry: TensorPlan, places: set[Place]) -> TensorPlan:
 
 
 def _can_learn(plan: Plan) -> bool:
-    """Whether every space has a matrix whose zeros wake: zeros that are only read by zeros never get a gradient."""
-    return all(
-        any(dim not in plan[name].cut for name, dim in places if len(plan[name].axes) > 1)
-        for places in _places(plan).values()
-    )
+    """Whether every space that is written has a matrix whose zeros wake: zeros that meet only zeros never get a gradient."""
+    for places in _places(plan).values():
+        matrices = [(plan[name], dim) for name, dim in places if len(plan[name].axes) > 1]
+        written = any(entry.axes[dim].role == "out" for entry, dim in matrices)
+        if written and all(dim in entry.cut for entry, dim in matrices):
+            return False
+    return True
