@@ -62,7 +62,7 @@ def cut_for_waking(plan: Plan, base: nn.Module, wide: nn.Module, loss: Loss) -> 
             fill_model_(wide, base, Direction(tried, noise=noise), in_place=True)
             if _can_learn(tried) and loss_gap(before, float(loss(wide))) <= _TOLERANCE:
                 return tried if turned else plan
-    error = NoPlanError("waking new units would change the loss")
+    error = NoPlanError("waking new units would change the loss", code="search.waking_moves_loss")
     error.sizes = _padded_sizes(plan)
     raise error
 
