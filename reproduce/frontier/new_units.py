@@ -2,7 +2,7 @@
 
 The peak is half of the base's and warmed up again; every tensor keeps the rate that it has at the base's width. Readers of
 new units are random, or copies of trained ones with noise, and the optimizer keeps what it knows. On the first base it also
-begins empty. Methods of others stand beside it there, each at the best of three peaks.
+begins empty if the study asks for it. Methods of others stand beside it there, each at the best of three peaks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def mid_run(known: Known, sizes: Sizes, name: str, units: int) -> Arm:
 
 def names(sizes: Sizes, base: Finished) -> tuple[str, ...]:
     """The arms of a base by new units, in the order of the table."""
-    return (*METHODS, *(f"{name}{EMPTY}" for name in METHODS if base == sizes.bases[0]))
+    both = sizes.both_states and base == sizes.bases[0]
+    return (*METHODS, *(f"{name}{EMPTY}" for name in METHODS if both))
 
 
 def mid_run_names(sizes: Sizes) -> tuple[str, ...]:
@@ -62,17 +63,14 @@ def mid_run_names(sizes: Sizes) -> tuple[str, ...]:
 
 
 def specs(known: Known, sizes: Sizes) -> Iterator[Spec]:
-    """The runs: new units on every finished base, then in mid-run, then an empty optimizer and others on the first base."""
+    """The runs: new units on every finished base, then in mid-run, then methods of others on the first base."""
     for base in sizes.cited_bases:
-        arms = [arm(known, sizes, base, name, extra) for extra in sizes.cited_extras for name in METHODS]
-        yield from _runs(arms, sizes)
-    first = sizes.bases[0]
-    arms = [arm(known, sizes, first, name, x) for x in sizes.cited_extras for name in names(sizes, first)]
-    yield from _runs(arms, sizes)
+        for extra in sizes.cited_extras:
+            yield from _runs([arm(known, sizes, base, n, extra) for n in names(sizes, base)], sizes)
     for units in sizes.cited_mid_run:
         arms = [mid_run(known, sizes, name, units) for name in reversed(mid_run_names(sizes))]
         yield from _runs(arms, sizes)
-    yield from _runs([arm(known, sizes, first, name, 1.0) for name in PEERS], sizes)
+    yield from _runs([arm(known, sizes, sizes.bases[0], name, 1.0) for name in PEERS], sizes)
 
 
 def _runs(arms: list[Arm], sizes: Sizes) -> Iterator[Spec]:

@@ -57,6 +57,8 @@ class Sizes:
     """Seeds that are reported; choices look at the tuning seed alone."""
     extend: int = 2
     """How often a grid grows when its best point is at its edge."""
+    both_states: bool = True
+    """Whether new units on the first base are also run with an empty optimizer."""
     stop: float = 1.0
     """The share of the remaining steps that the comparison of optimizer states takes."""
 
@@ -111,6 +113,7 @@ TEXT = Sizes(
     mid_run=(1,),
     shares=(0.25,),
     extend=1,
+    both_states=False,
     stop=0.02,
     cited_bases=(Finished(32, 1),),
     cited_extras=(1.0,),
