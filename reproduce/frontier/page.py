@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import fill
 
 from ..directions.page import stored_section
-from . import exactness, new_units_tables, sunk
+from . import exactness, new_units, new_units_tables, sunk
 from .book import (
     Book,
     Seen,
@@ -19,8 +19,7 @@ from .book import (
     sunk_contest,
 )
 from .choose import Arm
-from .new_units import TIMES
-from .sections import cell, gain_cell, mid_run, new_units, noise, state, without_a_sweep
+from .sections import cell, gain_cell, mid_run, new_units_section, noise, state, without_a_sweep
 from .sizes import Finished
 from .studies import STUDIES
 from .tables import figures
@@ -93,7 +92,7 @@ def page() -> str:
         mid_run(mlp),
         *told,
         stored_section(),
-        new_units(stored),
+        new_units_section(stored),
         noise(mlp),
         state(mlp),
         without_a_sweep(stored),
@@ -132,7 +131,7 @@ def _short(books: list[Book]) -> Iterator[str]:
         if grown is not None:
             side = "below" if grown[0] > 1 else "above"
             yield (
-                f"Growing {sizes.narrow} to {TIMES * sizes.narrow} by {readers} ends {100 * abs(1 - 1 / grown[0]):.1f} % {side} it"
+                f"Growing {sizes.narrow} to {new_units.TIMES * sizes.narrow} by {readers} ends {100 * abs(1 - 1 / grown[0]):.1f} % {side} it"
                 f"{'' if grown[1] or grown[0] < 1 else ', with seeds that overlap'}."
             )
 
@@ -237,5 +236,14 @@ def _lacking(book: Book) -> Iterator[str]:
         yield "growth in mid-run at equal total FLOPs"
     if "c" in sizes.stages and any(book.exactness(name) is None for name in exactness.names(sizes)):
         yield "every other way to begin the optimizer's state"
+    for base in sizes.cited_bases if "u" in sizes.stages else ():
+        for extra in sizes.cited_extras:
+            lacking = [n for n in new_units.names(sizes, base) if book.new_units(base, n, extra) is None]
+            if lacking:
+                what = f"a base of width {base.width}, {_units(base)}, with {extra:g} × its budget"
+                yield f"{_listed(lacking)} on {what}"
+    for units in sizes.cited_mid_run if "u" in sizes.stages else ():
+        if any(book.new_units_mid_run(name, units) is None for name in new_units.mid_run_names(sizes)):
+            yield f"new units in mid-run, {units} units for everything"
     if regret(book) is None:
         yield "the recipe without a sweep on a setting that chose nothing"

@@ -31,7 +31,7 @@ def mid_run(stored: Book) -> str:
     return "\n".join([*lines, f"| {against} the best grown | {' | '.join(gains)} |", ""])
 
 
-def new_units(stored: list[Book]) -> str:
+def new_units_section(stored: list[Book]) -> str:
     """New units: growth on the way, then what decides between kinds of readers and of state; "" while nothing is stored."""
     told = list(new_units_tables.summary(stored))
     if not told:
