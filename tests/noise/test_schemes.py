@@ -223,7 +223,10 @@ def test_paired_noise_moves_no_output_of_a_block_layout():
     assert float((hidden @ delta.T).detach().abs().max()) > 1e-3, "control: copies taken for neighbours"
 
 
-SAME = {"added": (24, mu.MupNoise(0.1, vectors=True)), "new units": (20, mu.NewUnits())}
+SAME: dict[str, tuple[int, Any]] = {
+    "added": (24, mu.MupNoise(0.1, vectors=True)),
+    "new units": (20, mu.NewUnits()),
+}
 """A width that 8 units grow to, by copies and zeros, and the noise."""
 
 
@@ -237,7 +240,7 @@ def test_copies_of_weights_get_the_same_noise_and_moments_none(dtype: torch.dtyp
     optimizer.step()
     average = AveragedModel(base, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     master = {name: p.detach().float().clone() for name, p in base.named_parameters()}
-    plan = mu.plans.plan_between(block, 8, n, pad=True)
+    plan = mu.plans.plan_between(block, 8, n, by="padded")
     for ema in (average, {name: p.detach().clone() for name, p in base.named_parameters()}, master):
         wide: Any = mu.upscale(mu.Run(base, optimizer, ema=ema), lambda: block(n), noise, plan=plan)
         kept = wide.ema if isinstance(wide.ema, dict) else dict(wide.ema.module.named_parameters())
