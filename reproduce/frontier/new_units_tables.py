@@ -27,7 +27,8 @@ def base_rows(
         found = [book.new_units(base, name, extra) for extra in extras]
         if not any(found):
             continue
-        yield [f"{name} to {TIMES * base.width}", *map(cell, found)]
+        short = name.removesuffix(KEPT)
+        yield [f"{short} to {TIMES * base.width}{name.removeprefix(short)}", *map(cell, found)]
         if name not in PEERS:
             gains = [new_units_contest(book, base, name, extra) for extra in extras]
             yield [f"the best alternative {_over(book)} {name}", *(gain(each, book.nats) for each in gains)]
