@@ -1,4 +1,4 @@
-"""Draw docs/figures/dup.svg, blocks.svg, units.svg and frontier.svg: `python docs/drawings.py`.
+"""Draw docs/figures/two_ways.svg, dup.svg, blocks.svg, units.svg and frontier.svg: `python docs/drawings.py`.
 
 Each stands on a light panel of its own, so that it reads the same on a light and on a dark page. What the drawings
 say in numbers is computed by the package, or read from stored runs.
@@ -79,6 +79,40 @@ def matrix(drawing: Drawing, x: float, y: float, cells: Sequence[Sequence[int]],
         for j, entry in enumerate(row):
             drawing.box(x + j * size, y + i * size, size, size, COLOURS[entry])
             drawing.say(x + (j + 0.5) * size, y + (i + 0.5) * size + 5, "abcdef"[entry])
+
+
+def layer(drawing: Drawing, x: float, y: float, units: Sequence[str], reads: Sequence[str]) -> None:
+    """Hidden units between an input and an output: how each is read, "1", "½" or "0". A unit "new" has no letter."""
+    left, right, middle = x, x + 170, y + 20 * (len(units) - 1)
+    for i, (unit, read) in enumerate(zip(units, reads, strict=True)):
+        at = y + 40 * i
+        ink = WRONG if read == "0" else FAINT
+        drawing.line(left + 10, middle, left + 85, at, ink=FAINT)
+        drawing.line(left + 85, at, right - 10, middle, ink=ink, width=1.0 if read == "0" else 2.0)
+        drawing.dot(left + 85, at, COLOURS["ab".find(unit)] if unit in "ab" else "#d9d6ce", size=14)
+        drawing.say(left + 85, at + 5, unit if unit in "ab" else "+")
+        drawing.say(left + 122, at + (-6 if at <= middle else 16), read, size=12, ink=ink)
+    drawing.dot(left, middle, INK, size=6)
+    drawing.dot(right, middle, INK, size=6)
+
+
+def two_ways() -> Drawing:
+    """Two hidden units become four: by copies that share, and by new units that nothing reads yet."""
+    drawing = Drawing(640, 250, "Two ways to grow: copy and share, or add and wake")
+    for x, title, units, reads in (
+        (30, "the base", ("a", "b"), ("1", "1")),
+        (235, "copy and share", ("a", "a", "b", "b"), ("½", "½", "½", "½")),
+        (440, "add and wake", ("a", "b", "new", "new"), ("1", "1", "0", "0")),
+    ):
+        drawing.say(x + 85, 36, title, bold=True)
+        layer(drawing, x, 116 if len(units) == 2 else 76, units, reads)
+    drawing.say(
+        320,
+        236,
+        "numbers: how the output reads a unit; + is a new unit, which reads the input already",
+        ink=FAINT,
+    )
+    return drawing
 
 
 def dup() -> Drawing:
@@ -257,7 +291,13 @@ def _panel(drawing: Drawing, left: float, told: str, arms: Mapping[float, Mappin
             drawing.dot(x, y(seen.mean), ink)
 
 
-DRAWINGS = {"dup.svg": dup, "blocks.svg": blocks, "units.svg": units, "frontier.svg": frontier}
+DRAWINGS = {
+    "two_ways.svg": two_ways,
+    "dup.svg": dup,
+    "blocks.svg": blocks,
+    "units.svg": units,
+    "frontier.svg": frontier,
+}
 
 
 if __name__ == "__main__":
