@@ -219,6 +219,7 @@ def test_upscale_without_options_does_not_change_the_loss(case):
     run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))
     wide = mu.upscale(run, lambda: make(width), loss=loss)
     torch.testing.assert_close(loss(wide.model), loss(base), rtol=1e-12, atol=0)
+    assert wide.plan is not None
     axes = [axis for entry in wide.plan.tensors.values() for axis in entry.axes if axis.grows]
     assert {str(axis).partition(": ")[2] for axis in axes} == ways
     for _ in range(2):
@@ -234,7 +235,9 @@ def test_noise_means_copies_and_an_unknown_way_is_refused():
     base = plain(4)
 
     def copies(*noise, **options):
-        return mu.upscale(base, lambda: plain(8), *noise, **options).plan["0.weight"].change.c
+        plan = mu.upscale(base, lambda: plain(8), *noise, **options).plan
+        assert plan is not None
+        return plan["0.weight"].change.c
 
     assert (copies(mu.SignalNoise(0.1)), copies(mu.NewUnits("random"))) == (2, 1)
     assert copies(mu.NewUnits(), by="copies") == 2
