@@ -24,7 +24,7 @@ from ..models.kinds import KNOWN_NORMS, is_norm
 from ..models.names import pattern_of
 from ..models.need import REACHED, Need
 from ..plans.plan import Plan, Proof
-from ..proofs.identity import Loss, deviation
+from ..proofs.identity import Loss, compared
 from ..proofs.modes import measured_modes, mode_needs
 from ..rules.scale import Exact, Scale
 from ..tensors.random_states import forked
@@ -165,7 +165,9 @@ def find_plan(
             found = search(made, *pair, loss, seconds)
             # The wide model holds the plan that was found: it was tried last.
             modes = (
-                measured_modes(lambda: deviation(*pair, found.plan, loss), loss, *pair) if both_modes else {}
+                measured_modes(lambda: compared(*pair, found.plan, loss).deviation, loss, *pair)
+                if both_modes
+                else {}
             )
     plan = replace(found.plan, needs=found.plan.needs | observed.needs | mode_needs(modes))
     return replace(found, plan=proved_by(plan, loss, found.unreached, *models), modes=modes)

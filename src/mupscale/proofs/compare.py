@@ -7,7 +7,6 @@ together what all of them measured. A single process is the case of one rank. Co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -20,18 +19,18 @@ from ..tensors.parts import local_of
 from .causes import BATCHES, BUFFER, STILL, settings_cause
 from .certificate import Certificate, Failure, TensorProof
 from .identity import (
+    Compared,
     Gather,
     Identity,
     Loss,
     alone,
-    compare_buffers,
     compare_gradients,
+    compared,
     expected_weight,
-    gradients,
     merged,
 )
-from .modes import Modes, measured_modes, watched_modes
-from .rounding import COARSE, Rounding
+from .modes import Modes, watched_modes
+from .rounding import COARSE
 from .trial import Step, Trial, other_batch, run_step
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -62,62 +61,22 @@ def tolerance_of(dtype: torch.dtype, asked: float | None) -> float:
 
 def compare_losses(trial: Trial, loss: Loss) -> Failure | None:
     """The first deviation of one loss, its gradients and the buffers that it writes, without a step."""
-    after: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
-    (a, base_grads), (b, wide_grads) = (
-        gradients(side.model, loss, after=buffers)
-        for side, buffers in zip((trial.base, trial.wide), after, strict=True)
-    )
-    trial.losses.append((float(a), float(b)))
-    trial.identity = compare_gradients(base_grads, wide_grads, trial.plan)
-    trial.base_left = base_grads, after[0]
+    trial.once = once = compared(trial.base.model, trial.wide.model, trial.plan, loss)
+    trial.losses.append((once.base.value, once.wide.value))
+    trial.identity = once.identity
     return (
         _loss_failure(trial, 0)
         or _gradient_failure(trial, 0)
         or _factor_failure(trial, 0)
-        or _buffer_failure(trial, *after)
+        or _buffer_failure(trial, once)
         or _nothing_tested(trial)
     )
 
 
-def compare_modes(trial: Trial, loss: Loss, rounding: Callable[[bool], Rounding]) -> Modes:
-    """What holds in train and in eval mode, after `compare_losses` found one of them exact.
-
-    `rounding(training)` measures how far the base parts from itself in a mode; it is called where something deviates.
-    """
-
-    def measure() -> str:
-        if _same_code(trial, loss):
-            return ""
-        again = replace(trial, losses=[], identity=None)
-        failure = compare_losses(again, loss)
-        if failure is not None and not failure.cause and not trial.rounding.losses:
-            again = replace(trial, losses=[], identity=None, rounding=rounding(trial.base.model.training))
-            failure = compare_losses(again, loss)
-        return "" if failure is None else f"{failure.where}: {failure.what}"
-
-    return measured_modes(measure, loss, trial.base.model, trial.wide.model)
-
-
-def _same_code(trial: Trial, loss: Loss) -> bool:
-    """Whether both models compute in this mode what they computed before, to the bit.
-
-    Gradients and buffers of the base alone are looked at, which cost a fraction of the wide model's: a mode that changes
-    them changes them in the base too.
-    """
-    left: dict[str, Tensor] = {}
-    value, grads = gradients(trial.base.model, loss, after=left)
-    before = {**trial.base_left[0], **trial.base_left[1]}
-    same = float(value) == trial.losses[0][0] and all(
-        a is b or (a is not None and b is not None and torch.equal(a, b))
-        for a, b in ((tensor, before[name]) for name, tensor in {**grads, **left}.items())
-    )
-    return same and float(gradients(trial.wide.model, loss, wanted=lambda _: False)[0]) == trial.losses[0][1]
-
-
-def _buffer_failure(trial: Trial, base: Mapping[str, Tensor], wide: Mapping[str, Tensor]) -> Failure | None:
+def _buffer_failure(trial: Trial, once: Compared) -> Failure | None:
     if trial.tolerance > _BUFFERS:
         return None
-    for name, error in compare_buffers(base, wide, trial.plan).items():
+    for name, error in once.buffers.items():
         if not error <= trial.tolerance:
             what = f"forward leaves it {error:.1e} away from the base's in new units"
             return Failure(0, name, what, BUFFER, "buffer")

@@ -32,7 +32,7 @@ from .causes import (
     WORDS,
 )  # fmt: skip
 from .certificate import Failure
-from .identity import Identity, Loss, compare_gradients, gradients
+from .identity import Identity, Loss, compare_gradients, evaluated
 from .observed import observed
 from .trial import Step, Trial, go, run_step
 
@@ -86,13 +86,13 @@ def _forward(trial: Trial, step: Step | None, loss: Loss | None, failure: Failur
 
 
 def _gradient(trial: Trial, step: Step | None, loss: Loss | None, failure: Failure) -> Failure:
-    if step is not None:
-        grads = [run_step(side, step, 0).grads for side in (trial.base, trial.wide)]
-    else:
-        assert loss is not None
-        grads = [gradients(side.model, loss)[1] for side in (trial.base, trial.wide)]
-    identity = compare_gradients(grads[0], grads[1], trial.plan)
-    factor = _factor_of_all(identity, 1e-6)
+    grads: list[Mapping[str, Tensor | None]] = []
+    for side in (trial.base, trial.wide):
+        if step is not None:
+            grads.append(run_step(side, step, 0).grads)
+        elif loss is not None:
+            grads.append(evaluated(side.model, loss).grads)
+    factor = _factor_of_all(compare_gradients(grads[0], grads[1], trial.plan), 1e-6)
     if factor is not None:
         what = f"every gradient is {factor:.6g} times what it should be"
         return replace(failure, where="all tensors", what=what, cause=CLIPPING)

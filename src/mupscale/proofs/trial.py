@@ -22,7 +22,7 @@ from ..plans.plan import Plan
 from ..runs.run import Run
 from ..tensors.differences import difference
 from ..tensors.random_states import forked
-from .identity import Identity, Loss
+from .identity import Compared, Identity, Loss
 from .rounding import Rounding
 
 Step = Callable[[Run, int], Any]
@@ -45,10 +45,8 @@ class Trial:
     moved: float = 0.0
     rounding: Rounding = field(default_factory=Rounding)
     """How far the base parts from itself by rounding, where this was measured."""
-    base_left: tuple[Mapping[str, Tensor | None], Mapping[str, Tensor]] = field(
-        default_factory=lambda: ({}, {})
-    )
-    """The base's gradients of one loss, and the buffers that it left, where no step was taken."""
+    once: Compared | None = None
+    """One loss of both, where no step was taken."""
     ran: set[bool] = field(default_factory=set)
     """The modes in which steps ran the base: whether it was training."""
     disturb: Callable[[Optimizer], None] | None = None

@@ -21,7 +21,7 @@ from ..tensors.differences import loss_gap
 from .causes import BATCHES
 from .certificate import Failure
 from .compare import compare_steps
-from .identity import DRAWS, Loss, compare_gradients, gradients
+from .identity import DRAWS, Loss, compared
 from .rounding import Rounding, disturb_, move_, together
 from .trial import Step, Trial, go
 
@@ -70,9 +70,8 @@ def _steps(base: Run, twin: Run, step: Step, steps: int, seed: int) -> Rounding:
 
 def _loss(base: Run, twin: Run, loss: Loss, seed: int) -> Rounding:
     move_(twin.model, seed)
-    (a, grads), (b, moved) = gradients(base.model, loss), gradients(twin.model, loss)
-    identity = compare_gradients(grads, moved, identity_plan(base.model))
-    return Rounding([loss_gap(float(a), float(b))], [], identity)
+    found = compared(base.model, twin.model, identity_plan(base.model), loss)
+    return Rounding([found.gap], [], found.identity)
 
 
 def _up_to(steps: list[dict[str, float]]) -> list[dict[str, float]]:
