@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import Fault
+from ..errors import Fault, MupscaleError
 from ..files.places import Place
 from ..rules.axes import Axis
 from ..rules.products import Factor
@@ -91,15 +91,18 @@ class Coded:
             return {self.keys[0]: self.whole(flat, kept, shape)}, apart
         return dict(zip(self.keys, (flat.reshape(shape), kept, self.table.clone()), strict=True)), apart
 
-    def moves(self, making: Making) -> dict[str, tuple[Any, Making]] | str:
-        """Key -> a part that lies in a file, and how it moves; or why it does not move without being rounded."""
+    def moves(self, making: Making, name: str) -> dict[str, tuple[Any, Making]]:
+        """Key -> a part that lies in a file, and how it moves; raises if it does not move without being rounded."""
         stack = len(self.scales.shape) - 1
         axes = making.axes[stack:]
         scales = None if any(axis.padded for axis in axes) else block_axis(axes, self.size)
         if scales is None or not isinstance(self.codes, Place):
-            return (
-                f"its state {self.keys[0]!r} has one scale for {self.size} neighbouring entries, and these blocks do not "
-                "move as wholes"
+            what = f"its state {self.keys[0]!r} has one scale for {self.size} neighbouring entries, and these blocks do not move as wholes"
+            remedy = (
+                "grow the run in memory with mu.grow, which rounds such blocks again and says by how much"
+            )
+            raise MupscaleError(
+                "this state cannot be carried", [Fault("state.blocks_not_whole", name, what, remedy)]
             )
         own = (
             Making(making.axes),
