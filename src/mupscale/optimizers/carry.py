@@ -2,6 +2,27 @@
 
 Reads the registry; states no exponent and makes no tensor. Unknown state, and settings that cannot be exact, are
 returned as faults.
+
+AdamW on two layers whose hidden width doubles. The gradient of the first layer halves, so its moments and its eps do; the
+second layer reads twice as many units, so its rate halves:
+
+>>> import torch
+>>> from torch import nn
+>>> from mupscale.optimizers.read import read_live
+>>> from mupscale.plans import plan_between
+>>> from mupscale.rules.optimizers import rule_for
+>>> make = lambda n: nn.Sequential(nn.Linear(3, n, bias=False), nn.Linear(n, 1, bias=False))
+>>> model, direction = make(2), Direction(plan_between(make, 2, 4))
+>>> adamw = torch.optim.AdamW(model.parameters(), lr=0.1, eps=1e-8)
+>>> _ = model(torch.ones(1, 3)).backward(), adamw.step()
+>>> start, _ = read_live(adamw, model, direction, rule_for(type(adamw)))
+>>> carried, faults = carry_optimizer(start, direction)
+>>> [(group.names, group.settings["lr"], group.settings["eps"]) for group in carried.groups]
+[(('0.weight',), 0.1, 5e-09), (('1.weight',), 0.05, 1e-08)]
+>>> [str(carried.state[name]["exp_avg_sq"].making.scale) for name in ("0.weight", "1.weight")]
+['1/4', '1']
+>>> made(carried, direction).state["1.weight"]["exp_avg_sq"].shape
+torch.Size([1, 4])
 """
 
 from __future__ import annotations

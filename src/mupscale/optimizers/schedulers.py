@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dis import get_instructions
 from functools import partial
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -20,6 +19,7 @@ from torch.optim import lr_scheduler as torch_schedulers
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..models.class_code import of_library
+from ..models.clone import closed_over, named_globals
 from .named import NamedGroup
 
 _CARRIED = {
@@ -180,11 +180,8 @@ def _read_by(
         inside = [value.func, *value.args, *value.keywords.values()]
     elif isinstance(value, FunctionType):
         names = _names_in(value.__code__)
-        inside = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        inside += [content for cell in value.__closure__ or () for content in _contents(cell)]
-        if not of_library(value):
-            loads = (s.argval for s in get_instructions(value) if s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-            inside += [value.__globals__[name] for name in loads if name in value.__globals__]
+        inside = [value.__defaults__, *(value.__kwdefaults__ or {}).values(), *closed_over(value)]
+        inside += [] if of_library(value) else named_globals(value).values()
     elif isinstance(value, (list, tuple, set, frozenset)):
         inside = list(value)
     elif isinstance(value, dict):
@@ -204,13 +201,6 @@ def _names_in(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(texts, *inner)
 
 
-def _contents(cell: CellType) -> list[Any]:
-    try:
-        return [cell.cell_contents]
-    except ValueError:  # it is not filled yet
-        return []
-
-
 def _same_function(function: Any) -> Any:
     """The function of a LambdaLR for the wide run.
 
@@ -223,17 +213,9 @@ def _same_function(function: Any) -> Any:
         return copy.deepcopy(function)
     except TypeError as error:
         what = f"{type(function).__name__}, the function of a LambdaLR, cannot be copied: {error}"
-        raise MupscaleError(
-            "this scheduler cannot be carried",
-            [
-                Fault(
-                    "schedule.function_not_copyable",
-                    "LambdaLR",
-                    what,
-                    "write LambdaLR(optimizer, lambda step: function(step))",
-                )
-            ],
-        ) from error
+        remedy = "write LambdaLR(optimizer, lambda step: function(step))"
+        fault = Fault("schedule.function_not_copyable", "LambdaLR", what, remedy)
+        raise MupscaleError("this scheduler cannot be carried", [fault]) from error
 
 
 def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: Sequence[NamedGroup]) -> Any:

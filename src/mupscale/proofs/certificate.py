@@ -157,15 +157,12 @@ class Certificate:
     def raise_if_broken(self) -> Certificate:
         """Return the certificate, or raise an error that names the first deviation."""
         if self.failure is not None:
-            f = self.failure
-            raise MupscaleError(
-                "the wide run does not continue the base run",
-                [
-                    Fault(
-                        "proof.run_deviates", f"step {f.step}, {f.where}", f.what, f"likely cause: {f.cause}"
-                    )
-                ],
+            where, remedy = (
+                f"step {self.failure.step}, {self.failure.where}",
+                f"likely cause: {self.failure.cause}",
             )
+            fault = Fault("proof.run_deviates", where, self.failure.what, remedy)
+            raise MupscaleError("the wide run does not continue the base run", [fault])
         return self
 
     def to_json(self) -> str:

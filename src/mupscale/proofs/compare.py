@@ -2,6 +2,33 @@
 
 Written once for any number of ranks: every rank compares the part of each tensor that it holds, and `gather` brings
 together what all of them measured. A single process is the case of one rank. Copies nothing and grows nothing.
+
+In every step the settings are compared first, then the loss, the gradients and the weights, so that what deviates first is what
+is wrong. Below nothing compares settings, so a wrong rate shows in the weights after the first step, and a wrong weight in its
+loss:
+
+>>> from torch import nn
+>>> import mupscale as mu
+>>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1)).double()
+>>> model, x = make(4), torch.ones(2, 3, dtype=torch.float64)
+>>> run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.1))
+>>> def step(run, i):
+...     run.optimizer.zero_grad()
+...     loss = run.model(x).square().mean()
+...     loss.backward()
+...     run.optimizer.step()
+...     return loss
+>>> def first_deviation(change):
+...     wide = mu.grow(run, lambda: make(8))
+...     change(wide)
+...     trial = Trial(mu.grow(run, lambda: make(4)), wide, wide.plan, 1e-9)
+...     failure = compare_steps(trial, step, 2, lambda trial: None)
+...     return failure and (failure.step, failure.kind)
+>>> first_deviation(lambda wide: None)
+>>> first_deviation(lambda wide: wide.model[2].weight.data.mul_(2))
+(0, 'loss')
+>>> first_deviation(lambda wide: wide.optimizer.param_groups[0].update(lr=0.3))
+(0, 'weight')
 """
 
 from __future__ import annotations

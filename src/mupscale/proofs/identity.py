@@ -117,17 +117,25 @@ def keeping_buffers(model: nn.Module) -> Iterator[None]:
                 tensor.copy_(value)
 
 
-class _RefusedBackwardMode(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+class UntilBackward(TorchFunctionMode):
+    """Inside this context a call of backward raises what `reached(loss)` returns."""
+
+    def __init__(self, reached: Callable[[Tensor], BaseException]) -> None:
+        super().__init__()
+        self.reached = reached
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.backward:
-            raise MupscaleError(
-                "the loss calls backward(): a proof takes the gradients itself, and a training step would change the "
-                "models; return the loss without calling it, as in loss=lambda model: f(model(x), y)",
-                code="argument.loss_calls_backward",
-            )
+            raise self.reached(args[0])
         return func(*args, **(kwargs or {}))
+
+
+def _refused_backward(loss: Tensor) -> MupscaleError:
+    return MupscaleError(
+        "the loss calls backward(): a proof takes the gradients itself, and a training step would change the "
+        "models; return the loss without calling it, as in loss=lambda model: f(model(x), y)",
+        code="argument.loss_calls_backward",
+    )
 
 
 class _CheckpointFunction:
@@ -149,7 +157,7 @@ def loss_value(model: nn.Module, loss: Loss) -> Any:
     stock = module.CheckpointFunction
     module.CheckpointFunction = _CheckpointFunction  # type: ignore[misc,assignment]
     try:
-        with torch.enable_grad(), _RefusedBackwardMode():
+        with torch.enable_grad(), UntilBackward(_refused_backward):
             return loss(model)
     finally:
         module.CheckpointFunction = stock  # type: ignore[misc]

@@ -6,7 +6,7 @@ Shared by `compare.py`, which judges, and `diagnose.py`, which explains.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,6 +21,7 @@ from ..models.names import parameter_names
 from ..plans.plan import Plan
 from ..runs.run import Run
 from ..tensors.differences import difference
+from ..tensors.nested import tensors_in
 from ..tensors.random_states import forked
 from .identity import Compared, Identity, Loss
 from .rounding import Rounding
@@ -106,15 +107,7 @@ def first_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
 
     def note(module: nn.Module, args: Any, kwargs: Any) -> None:
         handle.remove()
-        waiting = [args, kwargs]
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, Tensor):
-                seen.append(value.detach().clone())
-            elif isinstance(value, Mapping):
-                waiting += value.values()
-            elif isinstance(value, (list, tuple)):
-                waiting += value
+        seen.extend(tensor.detach().clone() for tensor in tensors_in((args, kwargs)))
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
     try:

@@ -95,8 +95,9 @@ class _Coarse(TorchFunctionMode):
 
     def __enter__(self) -> _Coarse:
         for i, optimizer in enumerate(self._optimizers):
-            before = optimizer.register_step_pre_hook(lambda *_, i=i: self._turn(i))
-            after = optimizer.register_step_post_hook(lambda *_: self._turn(None))
+            # Both return None: what a hook returns replaces the arguments of the step.
+            before = optimizer.register_step_pre_hook(lambda *_, i=i: setattr(self, "_stepping", i))
+            after = optimizer.register_step_post_hook(lambda *_: setattr(self, "_stepping", None))
             self._hooks.callback(before.remove)
             self._hooks.callback(after.remove)
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -106,22 +107,13 @@ class _Coarse(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hooks.close()
 
-    def _turn(self, stepping: int | None) -> None:
-        self._stepping = stepping
-
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if (
-            self._stepping is None
-            or not args
-            or not isinstance(args[0], Tensor)
-            or not isinstance(result, Tensor)
-        ):
-            return result
-        if result.is_floating_point() and args[0].is_floating_point() and result.dim() > 0:
-            before, eps = torch.finfo(args[0].dtype).eps, torch.finfo(result.dtype).eps
-            if eps > before:
+        ends = [*args[:1], result]
+        if self._stepping is not None and all(isinstance(t, Tensor) and t.is_floating_point() for t in ends):
+            before, eps = torch.finfo(ends[0].dtype).eps, torch.finfo(result.dtype).eps
+            if eps > before and result.dim() > 0:
                 self.eps[self._stepping] = max(eps, self.eps.get(self._stepping, 0.0))
         return result

@@ -133,21 +133,13 @@ def _refuse_undeclared_copies(optimizer: Optimizer, weight: Tensor, rule: Optimi
     faults = []
     for key, value in optimizer.state.get(weight, {}).items():
         known = rule.row(optimizer.param_groups[0], weight.dim(), optimizer.state[weight]).state.get(key)
+        asked = known is not None and known.may_be_a_copy and not known.copy
         if (
-            known is None
-            or known.copy
-            or not known.may_be_a_copy
-            or getattr(value, "shape", None) != weight.shape
+            asked
+            and getattr(value, "shape", None) == weight.shape
+            and (value - weight).norm() < 0.5 * weight.norm()
         ):
-            continue
-        if (value - weight).norm() < 0.5 * weight.norm():
             what = f"its state {key!r} looks like a copy of the weights, which must get their noise"
-            faults.append(
-                Fault(
-                    "optimizer.undeclared_weight_copy",
-                    qualified_name(type(optimizer)),
-                    what,
-                    f"write {key!r}: State(W, copy=True)",
-                )
-            )
+            where, remedy = qualified_name(type(optimizer)), f"write {key!r}: State(W, copy=True)"
+            faults.append(Fault("optimizer.undeclared_weight_copy", where, what, remedy))
     raise_faults("the row of this optimizer is not complete", faults)

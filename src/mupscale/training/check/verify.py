@@ -197,28 +197,18 @@ def _unusable(
 ) -> list[Fault]:
     faults = [] if step is None else wrong_function("step", step, "run", "i" if batches is None else "batch")
     if batches is not None and step is None:
-        faults.append(
-            Fault(
-                "proof.batches_without_step",
-                "batches",
-                "it is given without step=",
-                "write step=lambda run, batch: …",
-            )
-        )
+        what, remedy = "it is given without step=", "write step=lambda run, batch: …"
+        faults.append(Fault("proof.batches_without_step", "batches", what, remedy))
     if batches is not None:
         faults += wrong_kind("batches", batches, Iterable, "write batches=loader")
     faults += [] if loss is None else wrong_function("loss", loss, "model")
-    faults += [
-        *wrong_whole("steps", steps, least=1),
-        *wrong_kind("dtype", dtype, torch.dtype, "write torch.float64"),
-    ]
+    faults += wrong_whole("steps", steps, least=1)
+    faults += wrong_kind("dtype", dtype, torch.dtype, "write torch.float64")
     if tolerance is not None:
         faults += wrong_number("tolerance", tolerance, "write tolerance=1e-9, for example")
     if step is not None and not run.optimizers:
-        remedy = "write Run(model, optimizer), or pass loss= in place of step="
-        faults.append(
-            Fault("run.no_optimizers", "optimizers", "the run has none, so no step can be taken", remedy)
-        )
+        what, remedy = "the run has none", "write Run(model, optimizer), or pass loss= in place of step="
+        faults.append(Fault("run.no_optimizers", "optimizers", f"{what}, so no step can be taken", remedy))
     return faults
 
 

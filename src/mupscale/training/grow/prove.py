@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from math import prod
@@ -80,13 +81,9 @@ def proved_plan(
         if changed:
             warnings.warn(f"{changed}; add loss= or example_inputs=, and it is proved again", stacklevel=3)
         _refuse_unproved(base, built, chosen, prove)
-        lost = [difference for difference in differences if difference.kind == "refused"]
         raise_faults(
             "the base has what is not carried, and nothing was measured that would show whether it matters",
-            [
-                Fault("proof.attribute_not_carried", d.path, both_values(d), "add loss= or example_inputs=")
-                for d in lost
-            ],
+            _not_carried(differences, {"refused": "add loss= or example_inputs="}),
         )
         record: dict[str, Any] = {"by": chosen.proof, **({"changed": changed} if changed else {})}
     else:
@@ -114,16 +111,17 @@ def _refuse_hooks(base: nn.Module, built: nn.Module, plan: Plan | None) -> None:
 def _with_differences(error: NotExact, differences: list[AttributeDifference]) -> NotExact:
     """The error, with what the wide model does not have from the base and what may be the reason."""
     remedies = {"kept": "write the base's value in the factory", "refused": "do it in the factory as well"}
-    left = [d for d in differences if d.kind in remedies]
-    if not error.faults or not left:
-        return error
-    return type(error)(
-        error.claim,
-        [
-            *error.faults,
-            *(Fault("proof.attribute_not_carried", d.path, both_values(d), remedies[d.kind]) for d in left),
-        ],
-    )
+    left = _not_carried(differences, remedies)
+    return type(error)(error.claim, [*error.faults, *left]) if error.faults and left else error
+
+
+def _not_carried(differences: list[AttributeDifference], remedies: Mapping[str, str]) -> list[Fault]:
+    """A fault for every difference of the kinds that have a remedy."""
+    return [
+        Fault("proof.attribute_not_carried", d.path, both_values(d), remedies[d.kind])
+        for d in differences
+        if d.kind in remedies
+    ]
 
 
 def _measured_plan(
@@ -189,9 +187,8 @@ def _arguments(model: nn.Module) -> str:
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p for p in known if p.kind in plain]
     # A forward whose arguments are all optional, as transformers', still needs its first one.
-    names = [p.name for p in positional if p.default is inspect.Parameter.empty] or [
-        p.name for p in positional[:1]
-    ]
+    needed = [p for p in positional if p.default is inspect.Parameter.empty] or positional[:1]
+    names = [p.name for p in needed]
     return f"{names[0]}," if len(names) == 1 else ", ".join(names or ["x,"])
 
 
