@@ -13,6 +13,7 @@ from torch import nn
 import mupscale as mu
 from harness.refusals import refused
 from mupscale.planning.search.absorb import _together
+from mupscale.planning.search.not_found import NoPlanError
 from mupscale.plans.direction import Direction
 from mupscale.plans.wide_model import fill_model_
 from mupscale.proofs.identity import gradient_identity
@@ -259,6 +260,8 @@ def test_a_search_without_a_plan_names_the_call_and_its_factor():
     (fault,) = [fault for fault in caught.value.faults if fault.code == "search.factor_not_absorbed"]
     assert "test_search.py:" in fault.where
     assert " 2" in fault.what
+    assert isinstance(caught.value, NoPlanError)
+    assert caught.value.sizes == {(8, 16)}
 
 
 def test_the_pieces_of_a_stack_are_joined_one_by_one():

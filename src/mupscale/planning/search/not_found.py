@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from ...errors import Fault, MupscaleError
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...errors import Fault, NotExact
 from ...rules.scale import ONE
 from ..draft import Draft
 from ..facts.modules import leaking_pads
 from .first_wrong_call import Alignment, Deviation
+
+Sizes = frozenset[tuple[int, int]]
+"""Sizes of growing axes, in the base and in the wide model."""
+
+
+class NoPlanError(NotExact):
+    """No hypothesis passed."""
+
+    sizes: Sizes = frozenset()
+    """The sizes that grow where the nearest hypothesis went wrong; empty where that is not known."""
 
 
 def not_found(
@@ -16,7 +30,7 @@ def not_found(
     nearest: str,
     where: Deviation | None,
     aligned: Alignment | None,
-) -> MupscaleError:
+) -> NoPlanError:
     """The error for two models without an exact plan."""
     what = f"none passes the gradient identity; nearest: {nearest}"
     faults = [Fault("search.no_exact_plan", f"{tried} hypotheses tried", what)]
@@ -38,7 +52,42 @@ def not_found(
                     "divide the logits by the width in the model, or untie",
                 )
             )
-    return MupscaleError("no exact plan was found for these two models", faults)
+    error = NoPlanError("no exact plan was found for these two models", faults)
+    if where is not None and aligned is not None:
+        error.sizes = sizes_at_fault(where, aligned)
+    return error
+
+
+def sizes_at_fault(where: Deviation, aligned: Alignment) -> Sizes:
+    """The sizes that grow at the first wrong call: in its output, or in its inputs, or where its factor comes from.
+
+    Channels from 3 to 6 that are summed. The loss doubles, and nothing in the call that returns it grows:
+
+    >>> import torch
+    >>> from fractions import Fraction
+    >>> from mupscale.models.calls import traced
+    >>> from mupscale.planning.search.up_to_copies import Comparison
+    >>> def trace(n: int):
+    ...     x = torch.ones(n).double()
+    ...     return traced(torch.nn.Identity(), lambda: x.exp().sum().neg())[1]
+    >>> aligned = Alignment(trace(3), trace(6), Comparison({Fraction(2)}))
+    >>> sizes_at_fault(Deviation(2, aligned.base.calls[2], aligned.factor(2)), aligned)
+    frozenset({(3, 6)})
+    """
+    calls = [where.index] if where.call is not None else []
+    for index in calls:
+        base, wide = aligned.base.calls[index], aligned.wide.calls[index]
+        found = _growing(base.outputs, wide.outputs) or _growing(base.inputs, wide.inputs)
+        if found:
+            return found
+        makers = (parent for parent in base.parents if parent is not None and aligned.factor(parent) != ONE)
+        calls += [parent for parent in makers if parent not in calls]
+    return frozenset()
+
+
+def _growing(base: Sequence[Tensor], wide: Sequence[Tensor]) -> Sizes:
+    shapes = [(a.shape, b.shape) for a, b in zip(base, wide, strict=False) if a.dim() == b.dim()]
+    return frozenset((n, m) for a, b in shapes for n, m in zip(a, b, strict=True) if n != m)
 
 
 def _place(where: Deviation, aligned: Alignment) -> Fault:
