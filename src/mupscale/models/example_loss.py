@@ -78,11 +78,11 @@ def _different(base: list[tuple[int, ...]], wide: list[tuple[int, ...]]) -> list
         what = f"{len(base)} tensors in the base, {len(wide)} in the wide model"
         return [Fault("model.other_number_of_outputs", "outputs", what, remedy)]
     why = "an axis of the output grows, so outputs do not show what is trained"
-    pairs = enumerate(zip(base, wide, strict=True))
-    others = {
-        f"output {i}": f"{a} in the base, {b} in the wide model: {why}" for i, (a, b) in pairs if a != b
-    }
-    return [Fault("model.output_grows", where, what, remedy) for where, what in others.items()]
+    return [
+        Fault("model.output_grows", f"output {i}", f"{a} in the base, {b} in the wide model: {why}", remedy)
+        for i, (a, b) in enumerate(zip(base, wide, strict=True))
+        if a != b
+    ]
 
 
 def refuse_unreached(unreached: tuple[str, ...], growing: set[str]) -> None:

@@ -50,7 +50,6 @@ from .quantised import Coded, folded, rounding_warning
 from .settings import by_factors, cannot_be_exact, change_of, refused_by_row, scale_setting, scaled
 
 _CLAIM = "this state cannot be carried"
-_ALONE = "grow the weights alone, and start its state afresh"
 _SAME_SIDE = (
     "grow rows and columns so that the same one stays shorter, or grow the weights alone with optimizers=[]"
 )
@@ -190,7 +189,7 @@ def _moved(
     shape = tuple(getattr(value, "shape", ()))
     expected = making.wide_shape if direction.back else making.base_shape
     if isinstance(value, Joined):
-        raise_faults(_CLAIM, value.faults(expected, name, key, _ALONE))
+        raise_faults(_CLAIM, value.faults(expected, name, key))
         value = value if shape else value.number()
         making = replace(making, join=entry.join)
     if not shape:

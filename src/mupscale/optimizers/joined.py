@@ -13,6 +13,7 @@ from ..tensors.making import Join
 from .named import NamedOptimizer
 from .quantised import Coded
 
+_AFRESH = "take the weights alone, without optimizers, and start its state afresh"
 _ALIKE = "group and train its sources alike, or grow the weights alone"
 
 
@@ -44,7 +45,7 @@ class Joined:
         same = all(float(part) == float(self.parts[0]) for part in self.parts)
         return self.parts[0] if same else None
 
-    def faults(self, expected: tuple[int, ...], name: str, key: str, remedy: str) -> list[Fault]:
+    def faults(self, expected: tuple[int, ...], name: str, key: str) -> list[Fault]:
         """A fault if the parts, the states `key` of the sources of a tensor, do not join to a state of this shape."""
         if not self.whole:
             why = "not all of its sources have it"
@@ -57,7 +58,7 @@ class Joined:
         else:
             return []
         what = f"its state {key!r} cannot be joined: {why}"
-        return [Fault("state.cannot_be_joined", name, what, remedy)]
+        return [Fault("state.cannot_be_joined", name, what, _AFRESH)]
 
 
 def state_of(entry: TensorPlan, state: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from math import prod
@@ -81,9 +80,10 @@ def proved_plan(
         if changed:
             warnings.warn(f"{changed}; add loss= or example_inputs=, and it is proved again", stacklevel=3)
         _refuse_unproved(base, built, chosen, prove)
+        lost, remedy = [d for d in differences if d.kind == "refused"], "add loss= or example_inputs="
         raise_faults(
             "the base has what is not carried, and nothing was measured that would show whether it matters",
-            _not_carried(differences, {"refused": "add loss= or example_inputs="}),
+            [Fault("proof.attribute_not_carried", d.path, both_values(d), remedy) for d in lost],
         )
         record: dict[str, Any] = {"by": chosen.proof, **({"changed": changed} if changed else {})}
     else:
@@ -111,17 +111,12 @@ def _refuse_hooks(base: nn.Module, built: nn.Module, plan: Plan | None) -> None:
 def _with_differences(error: NotExact, differences: list[AttributeDifference]) -> NotExact:
     """The error, with what the wide model does not have from the base and what may be the reason."""
     remedies = {"kept": "write the base's value in the factory", "refused": "do it in the factory as well"}
-    left = _not_carried(differences, remedies)
-    return type(error)(error.claim, [*error.faults, *left]) if error.faults and left else error
-
-
-def _not_carried(differences: list[AttributeDifference], remedies: Mapping[str, str]) -> list[Fault]:
-    """A fault for every difference of the kinds that have a remedy."""
-    return [
+    left = [
         Fault("proof.attribute_not_carried", d.path, both_values(d), remedies[d.kind])
         for d in differences
         if d.kind in remedies
     ]
+    return type(error)(error.claim, [*error.faults, *left]) if error.faults and left else error
 
 
 def _measured_plan(
