@@ -48,7 +48,6 @@ from .certificate import Certificate, Failure, TensorProof
 from .identity import (
     Compared,
     Gather,
-    Identity,
     Loss,
     alone,
     compare_gradients,
@@ -133,7 +132,7 @@ def compare_steps(
         late = _settings_failure(settings(trial), i, changed=True)
         ranks = gather((a.loss, b.loss, early, late, other_batch(a.inputs, b.inputs)))
         trial.losses.append((fmean(rank[0] for rank in ranks), fmean(rank[1] for rank in ranks)))
-        if trial.identity is None:
+        if i == 0:
             trial.identity = compare_gradients(a.grads, b.grads, trial.plan, gather)
         failure = (
             next((rank[2] for rank in ranks if rank[2] is not None), None)
@@ -157,7 +156,6 @@ def compare_steps(
 
 def _nothing_tested(trial: Trial) -> Failure | None:
     """A failure if nothing was tested: a certificate needs a check that could have failed."""
-    assert trial.identity is not None
     if set(trial.identity.errors) - set(trial.identity.untested):
         return None
     return Failure(0, "all tensors", "every gradient is zero", STILL, "nothing_tested")
@@ -182,7 +180,6 @@ def _loss_failure(trial: Trial, i: int) -> Failure | None:
 
 
 def _gradient_failure(trial: Trial, i: int) -> Failure | None:
-    assert trial.identity is not None
     tested = {n: e for n, e in trial.identity.errors.items() if n not in trial.identity.untested}
     allowed = {n: max(trial.tolerance, trial.rounding.gradient(trial.plan[n])) for n in tested}
     name = next((n for n, e in tested.items() if not e <= allowed[n]), None)
@@ -193,7 +190,6 @@ def _gradient_failure(trial: Trial, i: int) -> Failure | None:
 
 def _factor_failure(trial: Trial, i: int) -> Failure | None:
     """A gradient that is off by one factor, which 16-bit types show only over all entries of a tensor."""
-    assert trial.identity is not None
     if trial.tolerance <= COARSE:
         return None
     for name, ratio in trial.identity.ratios.items():
@@ -205,20 +201,14 @@ def _factor_failure(trial: Trial, i: int) -> Failure | None:
 
 
 def _weight_failure(trial: Trial, i: int, gather: Gather) -> Failure | None:
-    assert trial.identity is not None
     base = {name: t.detach() for name, _, t in named_tensors(trial.base.model)}
     mine: dict[str, Difference] = {}
     for name, _, tensor in named_tensors(trial.wide.model):
         entry = trial.plan[name]
-        if (
-            name in trial.plan.ties
-            or not (tensor.is_floating_point() or tensor.is_complex())
-            or not entry.sources
-            or entry.fill == "own"
-        ):
-            continue
-        found = tensor.detach()
-        mine[name] = difference(local_of(found), expected_weight(entry, base, found))
+        made = name not in trial.plan.ties and entry.sources and entry.fill != "own"
+        if made and (tensor.is_floating_point() or tensor.is_complex()):
+            found = tensor.detach()
+            mine[name] = difference(local_of(found), expected_weight(entry, base, found))
     errors = {name: measured.relative() for name, measured in merged(gather(mine)).items()}
     trial.weights.append(errors)
     for name, error in errors.items():
@@ -248,7 +238,7 @@ def certificate_of(
     modes: Modes | None = None,
 ) -> Certificate:
     """What a trial measured, as a certificate."""
-    identity, own = trial.identity or Identity({}, (), {}), trial.rounding
+    identity, own = trial.identity, trial.rounding
     last = len(trial.weights) - 1
     rows = tuple(
         TensorProof(

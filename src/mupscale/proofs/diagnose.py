@@ -43,7 +43,6 @@ def diagnose(fresh: Callable[[], Trial], step: Step | None, loss: Loss | None, f
 
 def suspect(trial: Trial, failure: Failure) -> Failure:
     """The failure with the usual suspect filled in, from what was measured alone."""
-    assert trial.identity is not None
     if failure.kind == "loss":
         return replace(failure, cause=causes.START if failure.step == 0 else causes.OPTIMIZER)
     if failure.kind == "gradient":

@@ -65,17 +65,13 @@ def expected_gradient(entry: TensorPlan, base: Mapping[str, Tensor], like: Tenso
 
 def _expected(entry: TensorPlan, base: Mapping[str, Tensor], like: Tensor, making: Making) -> Tensor:
     # Gathering a sharded base tensor is collective, so it comes before the question what this rank holds.
-    gathered = {name: _gathered(base[name]) for name in entry.sources}
+    held: dict[str, Any] = {name: base[name] for name in entry.sources}
+    gathered = {name: t.full_tensor() if is_sharded(t) else t for name, t in held.items()}
     part, local = local_rectangle(like), local_of(like)
     want = torch.empty(part.shape, dtype=local.dtype, device=local.device)
     if part.numel:
         entry.write_(want, gathered, making, part.start)
     return want
-
-
-def _gathered(tensor: Tensor) -> Tensor:
-    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return full
 
 
 @contextmanager
@@ -86,13 +82,11 @@ def keeping_buffers(model: nn.Module) -> Iterator[None]:
     methods of a user's module write, such as a count of calls. And the modes, which a loss may set.
     """
     modes = [(module, module.training) for module in model.modules()]
+    codes = {kind: code_of(kind) for kind in {type(module) for module in model.modules()}}
+    written = {kind: code.counted | code.assigned for kind, code in codes.items()}
     counts = [
-        (
-            module,
-            {name: value for name, value in vars(module).items() if name in written and _is_plain(value)},
-        )
+        (module, {n: v for n, v in vars(module).items() if n in written[type(module)] and _is_plain(v)})
         for module in model.modules()
-        if (written := code_of(type(module)).counted | code_of(type(module)).assigned)
     ]
     # A forward may write into a buffer, or put another tensor in its place.
     slots = [
@@ -227,9 +221,9 @@ def evaluated(
 class Identity:
     """A measurement of the gradient identity: an error per tensor, and the tensors that it could not test."""
 
-    errors: dict[str, float]
-    untested: tuple[str, ...]
-    ratios: dict[str, float]
+    errors: Mapping[str, float] = field(default_factory=dict)
+    untested: tuple[str, ...] = ()
+    ratios: Mapping[str, float] = field(default_factory=dict)
     """The least-squares factor between the found gradient and the expected one: 1 when they agree."""
     rounding: tuple[str, ...] = ()
     """Of the untested, those whose gradient is rounding: an optimizer may turn it into steps that differ."""

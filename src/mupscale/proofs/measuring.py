@@ -125,7 +125,7 @@ class Measuring(ABC):
         def measure() -> str:
             if self._same_code(trial):
                 return ""
-            again = lambda: replace(trial, losses=[], identity=None)  # noqa: E731
+            again = lambda: replace(trial, losses=[])  # noqa: E731
             _, failure = self._judged(again, trial.rounding, trial.base.model.training)
             return "" if failure is None else f"{failure.where}: {failure.what}"
 

@@ -40,7 +40,7 @@ class Trial:
     plan: Plan
     tolerance: float
     losses: list[tuple[float, float]] = field(default_factory=list)
-    identity: Identity | None = None
+    identity: Identity = field(default_factory=Identity)
     weights: list[dict[str, float]] = field(default_factory=list)
     """After every step, how far each wide weight is from the base's in new units."""
     moved: float = 0.0
