@@ -40,7 +40,7 @@ def not_found(
         )
     if where is not None and aligned is not None:
         faults.append(_place(where, aligned))
-    if made.pad:
+    if made.ways.pads:
         faults += leaking_pads(made.models[0], "build the wide model at a whole multiple")
     for name, reader in made.conflicts.items():
         if made.entries[name].declared_fold is None:
