@@ -120,7 +120,7 @@ def carry_states(
     groups: Iterable[NamedGroup],
     state: Mapping[str, Mapping[str, Any]],
     direction: Direction,
-    idle: Set[str] = frozenset(),
+    idle: Set[str],
 ) -> tuple[dict[str, dict[str, Any]], list[Fault]]:
     """The state of every tensor in new units; all names are those at the end, all values those at the start."""
     carried: dict[str, dict[str, Any]] = {}
@@ -217,13 +217,10 @@ def made(carried: NamedOptimizer, direction: Direction) -> NamedOptimizer:
             values, scales = (direction.made(part, value.making) for part in value.source.read())
             coded, rounded[f"{name}: {key}"] = value.source.write(values, scales)
             state[name] |= coded
+        elif isinstance(value, Moment):
+            state[name][key] = direction.made(value.making.source(sources_of(value.source)), value.making)
         else:
-            moment = isinstance(value, Moment)
-            state[name][key] = (
-                direction.made(value.making.source(sources_of(value.source)), value.making)
-                if moment
-                else value
-            )
+            state[name][key] = value
     if rounded:
         warnings.warn(rounding_warning(carried.label, rounded), stacklevel=3)
     return replace(carried, state=state, rounded=rounded)

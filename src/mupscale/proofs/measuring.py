@@ -158,7 +158,7 @@ class Measuring(ABC):
     def _without_dropout(self, trial: Trial) -> Iterator[None]:
         with without_dropout(trial.base.model, trial.wide.model) as off:
             yield
-        self.dropout.update(dict.fromkeys(off.dropout))
+        self.dropout |= off.dropout
 
     def _remarks(self) -> Iterator[str]:
         """What was measured does not show."""
