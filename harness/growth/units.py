@@ -128,13 +128,15 @@ def _share(run: mu.Run, plan: Plan, entry: Entry) -> float:
     A unit of a ReLU has none in a step in which every example turns it off, so sizes are summed over steps.
     """
     sizes = {name: torch.zeros_like(p) for name, p in run.model.named_parameters()}
+    reached: set[str] = set()
     for i in range(AFTER):
         step(run, entry.loss(run.model, BEFORE + i))
         for name, p in run.model.named_parameters():
-            if i and p.grad is not None:
-                sizes[name] += p.grad.abs()
+            if p.grad is not None and bool(p.grad.any()):
+                sizes[name] += p.grad.abs() if name in reached else 0
+                reached.add(name)
     tables = {f"{n}.weight" for n, m in run.model.named_modules() if isinstance(m, nn.Embedding)}
-    # An expert that no example chooses has no gradient at all.
+    # An expert that examples chose in one step only has not taken its second.
     padded = {name: size for name, size in sizes.items() if plan[name].padded and bool(size.any())}
     return min(
         woken_share(plan[name], size, name in tables) / max(_old_share(plan[name], size), 0.01)

@@ -8,10 +8,8 @@ from math import inf
 
 from .sizes import Sizes
 from .spec import Spec
+from .train import Known as Known
 from .train import Result
-
-Known = Callable[[Spec], Result | None]
-"""The stored result of a spec, or None."""
 
 
 @dataclass(frozen=True)

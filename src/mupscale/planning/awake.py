@@ -62,7 +62,7 @@ def cut_for_waking(plan: Plan, base: nn.Module, wide: nn.Module, loss: Loss) -> 
             fill_model_(wide, base, Direction(tried, noise=noise), in_place=True)
             if _can_learn(tried) and loss_gap(before, float(loss(wide))) <= _TOLERANCE:
                 return tried if turned else plan
-    error = NoPlanError("waking new units would change the loss")
+    error = NoPlanError("waking new units would change the loss", code="search.waking_moves_loss")
     error.sizes = _padded_sizes(plan)
     raise error
 
@@ -104,8 +104,10 @@ def _turned(name: str, entry: TensorPlan, places: set[Place]) -> TensorPlan:
 
 
 def _can_learn(plan: Plan) -> bool:
-    """Whether every space has a matrix whose zeros wake: zeros that are only read by zeros never get a gradient."""
-    return all(
-        any(dim not in plan[name].cut for name, dim in places if len(plan[name].axes) > 1)
-        for places in _places(plan).values()
-    )
+    """Whether every space that is written has a matrix whose zeros wake: zeros that meet only zeros never get a gradient."""
+    for places in _places(plan).values():
+        matrices = [(plan[name], dim) for name, dim in places if len(plan[name].axes) > 1]
+        written = any(entry.axes[dim].role == "out" for entry, dim in matrices)
+        if written and all(dim in entry.cut for entry, dim in matrices):
+            return False
+    return True

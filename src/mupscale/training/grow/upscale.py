@@ -110,6 +110,7 @@ def upscale(
     jumping = isinstance(noise, AutoNoise) and noise.may_jump
     less = "write AutoNoise(), which takes less" if jumping else less_of(sized)
     losses = None if loss is None else _losses(loss, start.model, grown.model, seed, choice, less)
+    _LOG.info("%s", _summary(chosen, losses))
     begin_stage_(grown.schedulers, step_cost)
     provenance = grown.provenance.noting(
         **hand_over_(start, grown, direction, proof, new_rate=lr is not None),
@@ -189,6 +190,23 @@ def _sized(
     tensors = {name: tensor for name, _, tensor in named_tensors(run.model)}
     resolved = resolve_noise(tensors, noise, plan=plan, seed=seed, since=run.since, exempt=exempt)
     return noise, resolved, choice
+
+
+def _summary(plan: Plan, losses: dict[str, float] | None) -> str:
+    """One line: which sizes grew in which way, and the loss before and after.
+
+    >>> from mupscale.plans import plan_between
+    >>> plan = plan_between(lambda n: nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 2)), 4, 8, by="units")
+    >>> _summary(plan, {"before": 0.25, "after": 0.25})
+    'grown by new units: 4 -> 8; loss 0.25 before, 0.25 after'
+    """
+    ways: dict[str, dict[str, None]] = {}
+    for axis in (axis for entry in plan.tensors.values() for axis in entry.axes if axis.grows):
+        way = "copies" if axis.k != 1 else "new units"
+        ways.setdefault(way, {})[f"{axis.base} -> {axis.wide}"] = None
+    parts = [f"by {way}: {', '.join(sizes)}" for way, sizes in ways.items()] or ["by new tensors"]
+    after = "" if losses is None else f"; loss {losses['before']:.6g} before, {losses['after']:.6g} after"
+    return f"grown {', '.join(parts)}{after}"
 
 
 def _losses(
