@@ -74,7 +74,9 @@ def test_the_report_of_a_device_proves_beside_controls(capsys):
     assert "0 of 60 noisy slices differ" in report
     assert "0 of 12 widened tensors differ" in report
     assert report.count("holds") == 9
-    assert re.search(r"README +holds +verify .*noise t = .*a loss that reads the width is refused", report)
+    assert re.search(
+        r"README +holds +verify .*before growing.*a loss that reads the width is refused", report
+    )
     assert "times a copy on the device" in report
     assert "python -m pytest -m gpu" in report, "it is printed, not run"
 

@@ -5,6 +5,7 @@ channel of a stream that a norm averages over would change the norm, so it is re
 are known (`facts/padded_norms.py`); a norm that is written out in a forward is not, and is found here by waking the units
 in float64 and looking at the loss. Below, units of 4 numbers are brought to unit length before they are read:
 
+>>> import torch
 >>> import mupscale as mu
 >>> class Unit(nn.Module):
 ...     def __init__(self, n: int) -> None:
@@ -21,10 +22,9 @@ in float64 and looking at the loss. Below, units of 4 numbers are brought to uni
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from ..models.names import named_tensors, pattern_of
@@ -35,7 +35,6 @@ from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
 from ..plans.wide_model import fill_model_
-from ..proofs.identity import Loss
 from ..tensors.differences import loss_gap
 from .search.not_found import NoPlanError, Sizes
 
@@ -46,22 +45,20 @@ _TOLERANCE = 1e-9
 cut moves a loss by a thousandth or more."""
 
 
-def cut_for_waking(plan: Plan, base: nn.Module, wide: nn.Module, loss: Loss) -> Plan:
+def cut_for_waking(plan: Plan, base: nn.Module, wide: nn.Module, loss: Callable[[nn.Module], float]) -> Plan:
     """The plan with its zeros cut so that new units wake without a change of the loss; raises if no cut does that.
 
-    The wide model is written over.
+    The wide model is written over. Noise is drawn in float32 here, while `loss` computes in float64.
     """
-    with torch.no_grad():
-        before = float(loss(base))
-        for turned in _sides(plan):
-            tried = plan.with_tensors(
-                {name: _turned(name, entry, turned) for name, entry in plan.tensors.items()}
-            )
-            tensors = {name: tensor for name, _, tensor in named_tensors(base)}
-            noise = resolve_noise(tensors, NewUnits(), plan=tried, exempt=exempt_of(base, tried, "base"))
-            fill_model_(wide, base, Direction(tried, noise=noise), in_place=True)
-            if _can_learn(tried) and loss_gap(before, float(loss(wide))) <= _TOLERANCE:
-                return tried if turned else plan
+    before, tensors = loss(base), {name: tensor for name, _, tensor in named_tensors(base)}
+    for turned in _sides(plan):
+        tried = plan.with_tensors({n: _turned(n, entry, turned) for n, entry in plan.tensors.items()})
+        if not _can_learn(tried):
+            continue
+        noise = resolve_noise(tensors, NewUnits(), plan=tried, exempt=exempt_of(base, tried, "base"))
+        fill_model_(wide, base, Direction(tried, noise=noise), in_place=True)
+        if loss_gap(before, loss(wide)) <= _TOLERANCE:
+            return tried if turned else plan
     error = NoPlanError("waking new units would change the loss", code="search.waking_moves_loss")
     error.sizes = _padded_sizes(plan)
     raise error

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..arguments import shown, wrong_function
@@ -202,7 +203,14 @@ def _found(
                 if both_modes
                 else {}
             )
-            plan = found.plan if ways.by != "units" else cut_for_waking(found.plan, *pair, loss)
+    plan = found.plan
+    if ways.by == "units":
+
+        def measured(model: nn.Module) -> float:
+            with lifted_casts(models[0]), without_dropout(*pair), torch.no_grad():
+                return float(loss(model))
+
+        plan = cut_for_waking(plan, *pair, measured)
     plan = replace(plan, needs=plan.needs | observed.needs | mode_needs(modes))
     return replace(found, plan=proved_by(plan, loss, found.unreached, *models), modes=modes)
 
