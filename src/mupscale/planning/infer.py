@@ -8,7 +8,6 @@ gradient identity decides. A plan that passes is exact for these models; one tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from ..models.kinds import KNOWN_NORMS, is_norm
 from ..models.names import pattern_of
 from ..models.need import REACHED, Need
 from ..plans.plan import Plan, Proof
-from ..proofs.identity import Loss, deviation
+from ..proofs.identity import Loss, compared
 from ..proofs.modes import measured_modes, mode_needs
 from ..rules.products import COPIES, By, Ways
 from ..rules.scale import Exact, Scale
@@ -174,9 +173,10 @@ def find_plan(
         sizes = ways.copied | error.sizes
         # Where no space shows that zeros do not pass through it, all of them grow by copies.
         again = Ways("units", sizes) if sizes != ways.copied else COPIES
-        with suppress(MupscaleError if again is COPIES else ()):
+        try:
             return find_plan(base, wide, loss, declared, again, seconds, both_modes)
-        raise
+        except MupscaleError as later:
+            raise (error if again is COPIES else later) from None
 
 
 def _found(
@@ -198,7 +198,9 @@ def _found(
             found = search(made, *pair, loss, seconds)
             # The wide model holds the plan that was found: it was tried last.
             modes = (
-                measured_modes(lambda: deviation(*pair, found.plan, loss), loss, *pair) if both_modes else {}
+                measured_modes(lambda: compared(*pair, found.plan, loss).deviation, loss, *pair)
+                if both_modes
+                else {}
             )
             plan = found.plan if ways.by != "units" else cut_for_waking(found.plan, *pair, loss)
     plan = replace(plan, needs=plan.needs | observed.needs | mode_needs(modes))
