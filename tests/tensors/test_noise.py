@@ -21,7 +21,7 @@ from harness.strategies import axes, making
 from mupscale.tensors import compiled
 from mupscale.tensors import expand as expanding
 from mupscale.tensors import noise as noises
-from mupscale.tensors.copies import copies_of, models_of
+from mupscale.tensors.entry_sources import copies_of, models_of
 from mupscale.tensors.expand import expand, expand_
 from mupscale.tensors.making import Making
 from mupscale.tensors.noise import TensorNoise, Waking, rectangle

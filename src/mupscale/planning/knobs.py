@@ -233,10 +233,10 @@ def part_knobs(draft: Draft, decided: set[tuple[str, int]]) -> Iterator[Knob]:
                 groups.setdefault((pattern_of(entry.name.rpartition(".")[0]), *sizes), []).append(
                     (entry.name, dim)
                 )
-    for (owner, *sizes), axes in groups.items():
+    for (owner, *ends), axes in groups.items():
         parts = parts_with_units(draft, draft.entries[axes[0][0]], axes[0][1])
         # A space that something reads as a whole is probably no row of parts.
-        layouts = [1, *parts] if tuple(sizes) in read else [*parts, 1]
+        layouts = [1, *parts] if tuple(ends) in read else [*parts, 1]
         if parts:
             yield [Setting(f"{owner} in parts {b}", layouts=per_name(axes, b)) for b in layouts]
 
