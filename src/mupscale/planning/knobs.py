@@ -12,11 +12,11 @@ this module only proposes, from the integer attributes (heads, groups) of the tw
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import combinations, product
-from typing import Any, TypeVar
+from itertools import product
+from typing import Any
 
 from torch import nn
 
@@ -87,7 +87,6 @@ def _added(one: Mapping[int, Fraction], other: Mapping[int, Fraction]) -> dict[i
 
 
 Knob = list[Setting]
-T = TypeVar("T")
 
 
 def role_knobs(draft: Draft) -> Iterator[Knob]:
@@ -336,19 +335,3 @@ def _sizes_near(draft: Draft, entry: DraftEntry) -> set[int]:
         if e.name.startswith(f"{parent}." if parent else "")
         for d in e.growing
     }
-
-
-def combinations_of(knobs: Sequence[Sequence[T]], flips: int) -> Iterator[tuple[T, ...]]:
-    """Every knob at its likeliest (first) setting, then one knob changed, then two, up to `flips`.
-
-    >>> ["".join(choice) for choice in combinations_of(["ab", "xyz"], 2)]
-    ['ax', 'bx', 'ay', 'az', 'by', 'bz']
-    """
-    likely = [knob[0] for knob in knobs]
-    for count in range(min(flips, len(knobs)) + 1):
-        for which in combinations(range(len(knobs)), count):
-            for others in product(*(knobs[i][1:] for i in which)):
-                chosen = list(likely)
-                for i, setting in zip(which, others, strict=True):
-                    chosen[i] = setting
-                yield tuple(chosen)

@@ -11,12 +11,8 @@ from ...models.names import pattern_of
 from ..draft import Draft
 from ..facts.padded_norms import Streams
 from ..facts.unwritten import reader_knobs
-from ..knobs import Knob, Setting, combinations_of, layout_knobs, paired_knobs, role_knobs
+from ..knobs import Knob, Setting, layout_knobs, paired_knobs, role_knobs
 from .fold_knobs import fold_knobs
-
-FLIPS = 3
-"""Knobs that are changed at once. ModernBERT needs two: with one, its search ends after 11 trials without a plan. No
-type is known to need three; measured on 11 types that need more than one trial."""
 
 
 @dataclass(frozen=True)
@@ -102,22 +98,6 @@ class Choices:
                     done.add(tuple(scope))
                     yield scope
         yield list(range(len(self.knobs)))
-
-
-def near(choice: Choice, scope: Sequence[int], knobs: Sequence[Knob]) -> Iterator[Choice]:
-    """The current choice, then those that differ from it in one knob of the scope, in two, up to `FLIPS`.
-
-    >>> knobs: list[Knob] = [[..., ...], [..., ...], [..., ...]]  # three knobs of two settings
-    >>> [near.settings for near in near(Choice((0, 1, 0)), [0, 1], knobs)]
-    [(0, 1, 0), (1, 1, 0), (0, 0, 0), (1, 0, 0)]
-    """
-    now = choice.settings
-    inside = [[now[i], *(j for j in range(len(knobs[i])) if j != now[i])] for i in scope]
-    for settings in combinations_of(inside, FLIPS):
-        new = list(now)
-        for i, setting in zip(scope, settings, strict=True):
-            new[i] = setting
-        yield Choice(tuple(new), choice.moves)
 
 
 def _names(knob: Knob) -> set[str]:
