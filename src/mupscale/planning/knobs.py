@@ -51,14 +51,21 @@ _HEADS_IN = re.compile(r"^(o|wo|out|proj|dense|c_proj|o_proj|out_proj|.*out.*)$"
 class Setting:
     """One value of a knob: what it changes in which tensors, by name."""
 
-    says: str
-    """A description of the hypothesis."""
     roles: Mapping[str, Mapping[int, Role]] = field(default_factory=dict)
     layouts: Mapping[str, Mapping[int, Layout]] = field(default_factory=dict)
     folds: Mapping[str, Scale] = field(default_factory=dict)
     shifts: Mapping[str, int] = field(default_factory=dict)
     fills: Mapping[str, Mapping[int, Fraction]] = field(default_factory=dict)
     """Powers of the filled share of an axis, by tensor and dimension."""
+
+    def __str__(self) -> str:
+        """What is set, once for all layers.
+
+        >>> print(Setting(folds={"h.0.norm.weight": Scale.of("1/2"), "h.1.norm.weight": Scale.of("1/2")}))
+        h.*.norm.weight folds 1/2
+        """
+        changes = ((word, change) for word, changes in vars(self).items() for change in changes.items())
+        return ", ".join(dict.fromkeys(f"{pattern_of(name)} {word} {to}" for word, (name, to) in changes))
 
     def apply(self, draft: Draft) -> Draft:
         """The draft with this setting applied; folds multiply those already there."""
@@ -115,10 +122,7 @@ def role_knobs(draft: Draft) -> Iterator[Knob]:
                 {**rest, first: "in", last: "out"},
                 {**rest, first: "out", last: "out"},
             ]
-        yield [
-            Setting(f"{pattern_of(names[0])} is {choice}", roles=dict.fromkeys(names, choice))
-            for choice in choices
-        ]
+        yield [Setting(roles=dict.fromkeys(names, choice)) for choice in choices]
 
 
 def copies(draft: Draft, entry: DraftEntry, dim: int) -> Fraction:
@@ -163,7 +167,7 @@ def layout_knobs(draft: Draft, everywhere: bool = False) -> Iterator[Knob]:
         if everywhere:
             layouts += fused_layouts(entry, dim, found[name])
         usable = [b for b in layouts if all(_fits(draft, n, d, b) for n, d in axes)]
-        yield [Setting(f"{owner} ({role}) in blocks of {b}", layouts=per_name(axes, b)) for b in usable]
+        yield [Setting(layouts=per_name(axes, b)) for b in usable]
 
 
 def paired_knobs(draft: Draft) -> Iterator[Knob]:
@@ -183,10 +187,7 @@ def paired_knobs(draft: Draft) -> Iterator[Knob]:
                 groups.setdefault((owner, entry.base_shape[dim]), []).append((entry.name, dim))
     for (owner, size), axes in groups.items():
         if size // 2 in sizes[owner]:
-            yield [
-                Setting(f"{owner}, axis of {size}: halves"),
-                Setting(f"{owner}, axis of {size}: pairs", layouts=per_name(axes, 2)),
-            ]
+            yield [Setting(), Setting(layouts=per_name(axes, 2))]
 
 
 def _faces_stream(owner: str, role: str) -> bool:

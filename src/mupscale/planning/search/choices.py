@@ -58,11 +58,9 @@ class Choices:
 
     def describe(self, choice: Choice) -> str:
         """What a choice changes."""
-        turned = [self.knobs[i][j].says for i, j in enumerate(choice.settings) if j]
-        return (
-            "; ".join([*turned, *(self.moves[move].says for move in choice.moves)])
-            or "the likeliest settings"
-        )
+        turned = [self.knobs[i][j] for i, j in enumerate(choice.settings) if j]
+        changes = [*turned, *(self.moves[move] for move in choice.moves)]
+        return "; ".join(map(str, changes)) or "the likeliest settings"
 
     def moved(self, choice: Choice, setting: Setting) -> Choice | None:
         """The choice with one proposal added; None if it has it."""
