@@ -5,7 +5,7 @@
     python benchmarks/growth.py --only words   one kind of growth
 
 The rows are in `harness/growth/`, one file for each kind; `rows.py` says what a row is. Figures of the other kinds come
-first, as `width: rows=R worst=W …`, `words: …`, `experts: …` and `copies: …`.
+first, as `width: rows=R worst=W …`, `units: …`, `words: …`, `experts: …` and `copies: …`.
 
 The last line is `rows=R depth=D biases=B worst=W control=C jump=J woken=S`: the largest relative error over losses,
 gradients and weights of the rows that only grow deeper, that of those among them whose biases are split, that of all
@@ -24,11 +24,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from harness.growth import depth, experts, width, words
+from harness.growth import depth, experts, units, width, words
 from harness.program import Outcome, option, run
 
 KINDS = {
     "width": width.report,
+    "units": units.report,
     "words": words.report,
     "experts": experts.report,
     "copies": experts.report_copies,

@@ -1,4 +1,4 @@
-"""Draw docs/figures/dup.svg, blocks.svg, units.svg and frontier.svg: `python docs/drawings.py`.
+"""Draw docs/figures/two_ways.svg, dup.svg, blocks.svg, units.svg and frontier.svg: `python docs/drawings.py`.
 
 Each stands on a light panel of its own, so that it reads the same on a light and on a dark page. What the drawings
 say in numbers is computed by the package, or read from stored runs.
@@ -19,9 +19,10 @@ from mupscale.plans import TensorPlan
 from mupscale.rules import Axis, rule_for
 from mupscale.rules.optimizer_rule import decay_factor
 from reproduce.frontier import sunk
+from reproduce.frontier.book import Book, Seen
+from reproduce.frontier.new_units_tables import chosen
 from reproduce.frontier.page import books
 from reproduce.frontier.sizes import Finished
-from reproduce.frontier.tables import Book, Seen
 
 FIGURES = Path(__file__).parent / "figures"
 INK, FAINT, PAPER, WRONG = "#24292f", "#6a737d", "#fbfaf7", "#b3261e"
@@ -78,6 +79,40 @@ def matrix(drawing: Drawing, x: float, y: float, cells: Sequence[Sequence[int]],
         for j, entry in enumerate(row):
             drawing.box(x + j * size, y + i * size, size, size, COLOURS[entry])
             drawing.say(x + (j + 0.5) * size, y + (i + 0.5) * size + 5, "abcdef"[entry])
+
+
+def layer(drawing: Drawing, x: float, y: float, units: Sequence[str], reads: Sequence[str]) -> None:
+    """Hidden units between an input and an output: how each is read, "1", "½" or "0". A unit "new" has no letter."""
+    left, right, middle = x, x + 170, y + 20 * (len(units) - 1)
+    for i, (unit, read) in enumerate(zip(units, reads, strict=True)):
+        at = y + 40 * i
+        ink = WRONG if read == "0" else FAINT
+        drawing.line(left + 10, middle, left + 85, at, ink=FAINT)
+        drawing.line(left + 85, at, right - 10, middle, ink=ink, width=1.0 if read == "0" else 2.0)
+        drawing.dot(left + 85, at, COLOURS["ab".find(unit)] if unit in "ab" else "#d9d6ce", size=14)
+        drawing.say(left + 85, at + 5, unit if unit in "ab" else "+")
+        drawing.say(left + 122, at + (-6 if at <= middle else 16), read, size=12, ink=ink)
+    drawing.dot(left, middle, INK, size=6)
+    drawing.dot(right, middle, INK, size=6)
+
+
+def two_ways() -> Drawing:
+    """Two hidden units become four: by copies that share, and by new units that nothing reads yet."""
+    drawing = Drawing(640, 250, "Two ways to grow: copy and share, or add and wake")
+    for x, title, units, reads in (
+        (30, "the base", ("a", "b"), ("1", "1")),
+        (235, "copy and share", ("a", "a", "b", "b"), ("½", "½", "½", "½")),
+        (440, "add and wake", ("a", "b", "new", "new"), ("1", "1", "0", "0")),
+    ):
+        drawing.say(x + 85, 36, title, bold=True)
+        layer(drawing, x, 116 if len(units) == 2 else 76, units, reads)
+    drawing.say(
+        320,
+        236,
+        "numbers: how the output reads a unit; + is a new unit, which reads the input already",
+        ink=FAINT,
+    )
+    return drawing
 
 
 def dup() -> Drawing:
@@ -184,14 +219,18 @@ def units() -> Drawing:
     return drawing
 
 
-GROWN, ON, SCRATCH = ("#b3541e", "#e0a070"), "#24292f", ("#33658a", "#86bbd8")
+GROWN, ON, SCRATCH, NEW = ("#b3541e", "#e0a070"), "#24292f", ("#33658a", "#86bbd8"), "#3a7d44"
+INKS = {"train on": ON, "copies ×2": GROWN[0], "new model ×2": SCRATCH[0], "copies ×4": GROWN[1]}
+INKS |= {"new model ×4": SCRATCH[1], "new units ×2": NEW}
+"""The arms of a base in the order of `_budgets`."""
 PANEL, TOP, BOTTOM = 274, 92, 290
 
 
 def frontier() -> Drawing:
     """Finished bases with more FLOPs to spend: held-out loss at the end by budget, for every way to spend them."""
-    stored = books()[0]
-    panels = {base: found for base in stored.sizes.cited_bases if len(found := _budgets(stored, base)) > 1}
+    stored, readers = books()[0], chosen(books())
+    bases = stored.sizes.cited_bases
+    panels = {base: found for base in bases if len(found := _budgets(stored, base, readers)) > 1}
     drawing = Drawing(
         40 + PANEL * len(panels), 392, "A finished model may spend more: stay, grow or start anew"
     )
@@ -204,22 +243,23 @@ def frontier() -> Drawing:
     drawing.say(
         30, 342, "FLOPs that are spent after the base, in units of what it cost", at="start", ink=FAINT
     )
-    names = ("train on", "grow ×2", "grow ×4", "new model ×2", "new model ×4")
-    places = (36, 166, 296, 426, 586)
-    for x, name, ink in zip(places, names, (ON, *GROWN, *SCRATCH), strict=True):
+    places = (36, 136, 256, 396, 516, 656)
+    for x, (name, ink) in zip(places, INKS.items(), strict=True):
         drawing.dot(x, 370, ink, size=6)
         drawing.say(x + 14, 375, name, at="start")
     return drawing
 
 
-def _budgets(stored: Book, base: Finished) -> dict[float, dict[str, Seen]]:
-    """The arms of a base for every budget that has all of them."""
+def _budgets(stored: Book, base: Finished, readers: str | None) -> dict[float, dict[str, Seen]]:
+    """The arms of a base for every budget that has all of them, and new units where they are stored, last."""
     found = {}
     for extra in stored.sizes.extras:
         arms = {name: stored.sunk(base, name, extra) for name in sunk.names(stored.sizes, base)}
         known = {name: seen for name, seen in arms.items() if seen is not None}
         if len(known) == len(arms):
             found[extra] = known
+            new = None if readers is None else stored.new_units(base, readers, extra)
+            found[extra] |= {} if new is None else {"new units": new}
     return found
 
 
@@ -240,9 +280,9 @@ def _panel(drawing: Drawing, left: float, told: str, arms: Mapping[float, Mappin
     for extra, x in places.items():
         drawing.say(round(x, 1), BOTTOM + 24, f"{extra:g} ×", ink=FAINT)
     drawing.say(left, 68, told, at="start")
-    inks = dict(zip(next(iter(arms.values())), (ON, GROWN[0], SCRATCH[0], GROWN[1], SCRATCH[1]), strict=True))
+    inks = dict(zip(max(arms.values(), key=len), INKS.values(), strict=False))
     for name, ink in inks.items():
-        points = [(x, arms[extra][name]) for extra, x in places.items()]
+        points = [(x, arms[extra][name]) for extra, x in places.items() if name in arms[extra]]
         for (x, seen), (to_x, to) in pairwise(points):
             drawing.line(round(x, 1), round(y(seen.mean), 1), round(to_x, 1), round(y(to.mean), 1), ink)
         for x, seen in points:
@@ -250,7 +290,13 @@ def _panel(drawing: Drawing, left: float, told: str, arms: Mapping[float, Mappin
             drawing.dot(x, y(seen.mean), ink)
 
 
-DRAWINGS = {"dup.svg": dup, "blocks.svg": blocks, "units.svg": units, "frontier.svg": frontier}
+DRAWINGS = {
+    "two_ways.svg": two_ways,
+    "dup.svg": dup,
+    "blocks.svg": blocks,
+    "units.svg": units,
+    "frontier.svg": frontier,
+}
 
 
 if __name__ == "__main__":

@@ -267,7 +267,7 @@ class Case:
     wide: Any
     batch: Callable[[int], tuple[Tensor, Tensor]]
     criterion: Callable[[Tensor, Tensor], Tensor] = cross_entropy
-    pad: bool = False
+    by: Any = "copies"
     roles: Mapping[str, str] = field(default_factory=dict)
     sparse: bool = False
     """True when gradients are sparse tensors, which few optimizers take."""
@@ -278,7 +278,7 @@ class Case:
 
     @cached_property
     def plan(self) -> mu.Plan:
-        given: dict[str, Any] = {"loss": self.loss, "pad": self.pad, "roles": dict(self.roles)}
+        given: dict[str, Any] = {"loss": self.loss, "by": self.by, "roles": dict(self.roles)}
         return mu.plans.plan_between(self.make, self.base, self.wide, **given)
 
 
@@ -287,10 +287,10 @@ CASES = {
     case.name: case
     for case in (
         Case("MLP", MLP, (6, 8, 4), (12, 24, 20), regression, F.mse_loss),
-        Case("MLP+p", MLP, (6, 8, 4), (15, 29, 22), regression, F.mse_loss, pad=True),
+        Case("MLP+p", MLP, (6, 8, 4), (15, 29, 22), regression, F.mse_loss, by="padded"),
         Case("ResNet", ResNet, (4, 6), (8, 18), images),
         Case("Llama", Llama, LLAMA, LlamaSizes(32, 6, 60), text),
-        Case("Llama+p", Llama, LLAMA, LlamaSizes(36, 5, 31), text, pad=True),
+        Case("Llama+p", Llama, LLAMA, LlamaSizes(36, 5, 31), text, by="padded"),
         Case("GPT-2", GPT2, GPT, GPT2Sizes(24, 12, 50), text),
         Case("LSTM", LSTM, (6, 8), (18, 16), text),
         Case(

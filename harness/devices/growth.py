@@ -234,9 +234,16 @@ def loss_that_moves_its_batch_to_the_model(device: Device) -> Any:
 
 @case(quick=True)
 def upscale_with_loss(device: Device) -> Any:
-    """The README's own line: the noise is found by the loss."""
+    """The README's own line: new units, proved by the loss."""
     base = trained(device, steps=20)
     return proved(mu.upscale(base.run, lambda: mlp(64), loss=base.loss))
+
+
+@case
+def upscale_by_copies_with_loss(device: Device) -> Any:
+    """The noise is found by the loss."""
+    base = trained(device, steps=20)
+    return proved(mu.upscale(base.run, lambda: mlp(64), by="copies", loss=base.loss))
 
 
 @case
@@ -351,7 +358,7 @@ def deeper_verified(device: Device) -> Any:
 @case(quick=True)
 def padded(device: Device) -> Any:
     base = trained(device, rms_mlp)
-    plan = mu.infer_plan(base.run.model, lambda: rms_mlp(24), loss=base.loss, pad=True)
+    plan = mu.infer_plan(base.run.model, lambda: rms_mlp(24), loss=base.loss, by="padded")
     return plan.hash
 
 

@@ -266,7 +266,7 @@ def padded_plan(x: Tensor) -> mu.Plan:
     rows = x.cpu()
     with torch.device("cpu"):
         base = rms_mlp(16)
-        return mu.infer_plan(base, lambda: rms_mlp(24), loss=lambda m: m(rows).square().mean(), pad=True)
+        return mu.infer_plan(base, lambda: rms_mlp(24), loss=lambda m: m(rows).square().mean(), by="padded")
 
 
 def proved(run: mu.Run) -> dict[str, object]:

@@ -81,7 +81,7 @@ def one_block_deeper(device: Device) -> Any:
 @case
 def padded_to_a_width_that_is_no_multiple(device: Device) -> Any:
     base = trained(device, rms_mlp)
-    return mu.infer_plan(base.run.model, lambda: rms_mlp(40), loss=base.loss, pad=True).hash
+    return mu.infer_plan(base.run.model, lambda: rms_mlp(40), loss=base.loss, by="padded").hash
 
 
 huggingface = Group("huggingface")

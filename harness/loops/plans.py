@@ -22,7 +22,7 @@ PADDED = 7
 def asleep_after_waking(make: Make, readers: str) -> float:
     """The share of new units whose readers are still zero after some steps of a padded run with noise."""
     run = trained(make)
-    plan = mu.infer_plan(run.model, lambda: make(PADDED), pad=True, loss=loss)
+    plan = mu.infer_plan(run.model, lambda: make(PADDED), by="padded", loss=loss)
     wide = mu.upscale(run, lambda: make(PADDED), mu.SignalNoise(0.1), plan=plan, loss=loss)
     after(wide, count=12)
     new = wide.model.get_parameter(readers).detach()[:, BASE:]
@@ -68,7 +68,7 @@ def chosen_noise_keeps_the_loss() -> float:
         optimizer.zero_grad()
         raw(model).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    wide = mu.upscale(mu.Run(model, optimizer), lambda: Net(WIDE), loss=raw)
+    wide = mu.upscale(mu.Run(model, optimizer), lambda: Net(WIDE), by="copies", loss=raw)
     return max(0.0, math.log2(float(raw(wide.model) / raw(model))) // 1)
 
 
@@ -147,7 +147,7 @@ class Padded(nn.Module):
 
 def padded(**options: Any) -> Pair:
     run = trained(Padded)
-    plan = mu.infer_plan(run.model, lambda: Padded(6), pad=True, loss=loss)
+    plan = mu.infer_plan(run.model, lambda: Padded(6), by="padded", loss=loss)
     return Pair(run, mu.grow(run, lambda: Padded(6), plan=plan, **options), step)
 
 
@@ -174,7 +174,7 @@ def width_that_is_no_multiple() -> Pair:
 @width_that_is_no_multiple.remedy
 def _() -> Pair:
     run = trained(wide_of)
-    plan = mu.infer_plan(run.model, lambda: wide_of(PADDED), pad=True)
+    plan = mu.infer_plan(run.model, lambda: wide_of(PADDED), by="padded")
     return Pair(run, mu.grow(run, lambda: wide_of(PADDED), plan=plan), step)
 
 

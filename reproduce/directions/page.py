@@ -6,8 +6,8 @@ from collections.abc import Callable
 from math import log2
 from textwrap import fill
 
+from ..frontier.book import NOT_RUN, Seen, contest, seen
 from ..frontier.choose import Arm, Known
-from ..frontier.tables import NOT_RUN, Seen, contest, seen
 from ..store import RESULTS, Store
 from .arms import ARMS, Sizes, arm, base
 

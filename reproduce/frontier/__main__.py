@@ -1,4 +1,4 @@
-"""python -m reproduce.frontier [--stage all|a|b|c|d|print|smoke] [--runs N]"""
+"""python -m reproduce.frontier [--stage all|a|b|c|d|u|print|smoke] [--runs N]"""
 
 import sys
 

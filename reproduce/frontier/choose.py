@@ -8,10 +8,7 @@ from math import inf
 
 from .sizes import Sizes
 from .spec import Spec
-from .train import Result
-
-Known = Callable[[Spec], Result | None]
-"""The stored result of a spec, or None."""
+from .train import Known, Result
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ import torch
 
 from mupscale import MupscaleError
 
+from .book import Book
 from .order import STAGES, next_missing
 from .page import books, differences
 from .sizes import Sizes
 from .studies import SMALLEST, STUDIES
-from .tables import Book, show
+from .tables import show
 from .train import Trainer
 
 

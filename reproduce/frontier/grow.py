@@ -1,8 +1,10 @@
-"""Growth as the study compares it: ours with five things that may happen to the state, and three other methods."""
+"""Growth as the study compares it: by copies with five things that may happen to the state, by new units, and three other
+methods."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
 
@@ -16,6 +18,8 @@ from .spec import Spec
 
 Grow = Callable[[Setting, mu.Run, Spec, int, Loss], mu.Run]
 """Makes the wide run of a spec: from the wide setting, the base, the spec, the steps that follow and their loss."""
+READERS: Mapping[str, Literal["random", "copied"]] = {"new_units": "random", "copied_readers": "copied"}
+"""What new units read with, by method."""
 PEERS = {"tiling": tiling, "net2wider": net2wider, "shrink_pad": shrink_pad}
 
 
@@ -24,6 +28,8 @@ def grow(setting: Setting, base: mu.Run, spec: Spec, steps: int, loss: Loss) -> 
     assert spec.start is not None
     narrow, wide = spec.start.width, spec.width
     mu.set_lr_(base.optimizer, spec.lr)
+    if spec.method in READERS:
+        return _with_new_units(setting, base, spec, loss)
     plan = setting.plan(narrow, wide)
     if spec.method != "ours":
         return PEERS[spec.method](_start(setting, base, spec, plan))
@@ -35,6 +41,15 @@ def grow(setting: Setting, base: mu.Run, spec: Spec, steps: int, loss: Loss) -> 
     elif spec.state == "asymmetric":
         _keep_first_copies_(run, plan)
     elif spec.state != "carried":
+        run.optimizer.state.clear()
+    return run
+
+
+def _with_new_units(setting: Setting, base: mu.Run, spec: Spec, loss: Loss) -> mu.Run:
+    """The wide run in which what was there keeps its weights, rates and moments, and new units write nothing yet."""
+    noise = mu.NewUnits(readers=READERS[spec.method])
+    run = mu.upscale(base, lambda: setting.build(spec.width), noise, by="units", loss=loss, seed=spec.seed)
+    if spec.state == "empty":
         run.optimizer.state.clear()
     return run
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import fill
 
 from ..directions.page import stored_section
-from . import exactness, sunk
+from . import exactness, new_units, new_units_tables, sunk
+from .book import (
+    Book,
+    Seen,
+    mid_run_contest,
+    new_units_contest,
+    new_units_mid_run_contest,
+    regret,
+    ruled_contest,
+    sunk_contest,
+)
 from .choose import Arm
-from .sections import cell, gain_cell, mid_run, noise, state, without_a_sweep
+from .sections import cell, gain_cell, mid_run, new_units_section, noise, state, without_a_sweep
 from .sizes import Finished
 from .studies import STUDIES
-from .tables import Book, Seen, figures, mid_run_contest, regret, ruled_contest, sunk_contest
+from .tables import figures
 
 _HEAD = """\
 # When growing pays
@@ -68,7 +78,7 @@ def page() -> str:
     mlp = stored[0]
     sizes = mlp.sizes
     head = _HEAD.format(
-        short=fill(" ".join(["**In short.**", *_short(mlp)]), 120),
+        short=fill(" ".join(["**In short.**", *_short(stored)]), 120),
         reference=sizes.reference,
         tuning=sizes.tuning_seed,
         seeds=" and ".join(map(str, sizes.seeds)),
@@ -82,6 +92,7 @@ def page() -> str:
         mid_run(mlp),
         *told,
         stored_section(),
+        new_units_section(stored),
         noise(mlp),
         state(mlp),
         without_a_sweep(stored),
@@ -96,34 +107,55 @@ def differences() -> list[str]:
     return [] if same else [f"{path.name} is not what is stored: run python docs/generate.py"]
 
 
-def _short(stored: Book) -> Iterator[str]:
-    """One sentence for every cited budget, with all cited bases."""
-    for extra in stored.sizes.cited_extras:
-        ahead, level = [], []
-        for base in stored.sizes.cited_bases:
-            found = sunk_contest(stored, base, extra)
-            if found is None:
-                continue
-            gain, beyond = found
-            name = f"{base.width} ({base.units} unit{'s' * (base.units > 1)})"
-            if beyond:
-                ahead.append(f"{100 * (1 - 1 / gain):.0f} % below the best alternative for width {name}")
-            else:
-                level.append(name)
-        spent = "as many FLOPs again" if extra == 1 else f"{extra:g} times the FLOPs again"
-        told = [f"ends {' and '.join(ahead)}"] if ahead else []
-        if level:
-            told.append(f"cannot be told apart from the best alternative for width {_listed(level)}")
-        if told:
-            yield f"With {spent} that a finished base has cost, growing it {', and '.join(told)}."
+def _short(books: list[Book]) -> Iterator[str]:
+    """One sentence for every cited budget and way to grow, with all cited bases of the first study."""
+    stored, readers = books[0], new_units_tables.chosen(books)
     sizes = stored.sizes
+    for extra in sizes.cited_extras:
+        spent = "as many FLOPs again" if extra == 1 else f"{extra:g} times the FLOPs again"
+        copies = {base: sunk_contest(stored, base, extra) for base in sizes.cited_bases}
+        if told := _verdict(copies):
+            yield f"With {spent} that a finished base has cost, growing it by copies {told}."
+        if readers is not None:
+            units = {base: new_units_contest(stored, base, readers, extra) for base in sizes.cited_bases}
+            if told := _verdict(units):
+                yield f"Growing it by {readers} {told}."
     for units in sizes.cited_mid_run:
         found = mid_run_contest(stored, units)
         if found is not None and found[0] < 1:
             yield (
-                f"Where the base is not paid for yet, {units} units for everything, growing {sizes.narrow} to {sizes.wide} on the way ends "
-                f"{100 * (1 / found[0] - 1):.0f} % above the best width throughout."
+                f"Where the base is not paid for yet, {units} units for everything, growing {sizes.narrow} to {sizes.wide} on the way "
+                f"by copies ends {100 * (1 / found[0] - 1):.0f} % above the best width throughout."
             )
+        grown = None if readers is None else new_units_mid_run_contest(stored, readers, units)
+        if grown is not None:
+            side = "below" if grown[0] > 1 else "above"
+            yield (
+                f"Growing {sizes.narrow} to {new_units.TIMES * sizes.narrow} by {readers} ends {100 * abs(1 - 1 / grown[0]):.1f} % {side} it"
+                f"{'' if grown[1] or grown[0] < 1 else ', with seeds that overlap'}."
+            )
+
+
+def _verdict(found: Mapping[Finished, tuple[float, bool] | None]) -> str:
+    """How growing ends on every base whose runs are stored; "" without any."""
+    ahead, level, behind = [], [], []
+    for base, contest in found.items():
+        if contest is None:
+            continue
+        gain, beyond = contest
+        name = f"{base.width} ({_units(base)})"
+        if beyond:
+            ahead.append(f"{100 * (1 - 1 / gain):.0f} % below the best alternative for width {name}")
+        elif gain > 1:
+            level.append(f"{name} by {100 * (1 - 1 / gain):.1f} %")
+        else:
+            behind.append(name)
+    parts = [f"ends {_listed(ahead)}"] if ahead else []
+    if level:
+        parts.append(f"ends below the best alternative with seeds that overlap for width {_listed(level)}")
+    if behind:
+        parts.append(f"does not end below the best alternative for width {_listed(behind)}")
+    return ", and ".join(parts)
 
 
 def _listed(names: list[str]) -> str:
@@ -158,9 +190,11 @@ def _sunk(stored: Book) -> Iterator[str]:
                 lines += [
                     f"| {name} | {' | '.join(cell(stored.sunk(base, name, extra)) for extra in extras)} |"
                 ]
-            told = [gain_cell(found, stored.nats) if found else "" for found in by_rule]
+            told = [gain_cell(found, stored.nats) for found in by_rule]
             lines += [f"| {against} the best grown by rule | {' | '.join(told)} |"]
-        lines += ["", "Beside each loss: the peak of the rate, and the noise t of growing.", ""]
+        for row in new_units_tables.base_rows(stored, base, extras, cell, gain_cell):
+            lines += [f"| {' | '.join(row)} |"]
+        lines += ["", "Beside each loss: the peak of the rate, and the noise t of growing by copies.", ""]
         yield "\n".join(lines)
 
 
@@ -202,5 +236,14 @@ def _lacking(book: Book) -> Iterator[str]:
         yield "growth in mid-run at equal total FLOPs"
     if "c" in sizes.stages and any(book.exactness(name) is None for name in exactness.names(sizes)):
         yield "every other way to begin the optimizer's state"
+    for base in sizes.cited_bases if "u" in sizes.stages else ():
+        for extra in sizes.cited_extras:
+            lacking = [n for n in new_units.names(sizes, base) if book.new_units(base, n, extra) is None]
+            if lacking:
+                what = f"a base of width {base.width}, {_units(base)}, with {extra:g} × its budget"
+                yield f"{_listed(lacking)} on {what}"
+    for units in sizes.cited_mid_run if "u" in sizes.stages else ():
+        if any(book.new_units_mid_run(name, units) is None for name in new_units.mid_run_names(sizes)):
+            yield f"new units in mid-run, {units} units for everything"
     if regret(book) is None:
         yield "the recipe without a sweep on a setting that chose nothing"

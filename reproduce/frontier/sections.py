@@ -5,10 +5,12 @@ from __future__ import annotations
 from math import log2
 from textwrap import fill
 
-from . import exactness, midrun, unseen
+from . import exactness, midrun, new_units_tables, unseen
+from .book import Book, Seen, mid_run_contest, regret
+from .new_units import METHODS
 from .noise_rule import RULES, regrets
 from .spec import Spec
-from .tables import Book, Seen, figures, mid_run_contest, regret
+from .tables import figures
 
 
 def mid_run(stored: Book) -> str:
@@ -27,6 +29,33 @@ def mid_run(stored: Book) -> str:
     gains = [gain_cell(gain, stored.nats) for gain in kept.values()]
     against = "the best width throughout minus" if stored.nats else "the best width throughout over"
     return "\n".join([*lines, f"| {against} the best grown | {' | '.join(gains)} |", ""])
+
+
+def new_units_section(stored: list[Book]) -> str:
+    """New units: growth on the way, then what decides between kinds of readers and of state; "" while nothing is stored."""
+    told = list(new_units_tables.summary(stored))
+    if not told:
+        return ""
+    lines = ["## New units in the place of copies", ""]
+    lines += [fill(_NEW_UNITS, 120), ""]
+    for book in stored:
+        kept = [row for row in new_units_tables.mid_run_rows(book, cell, gain_cell) if any(row[1:])]
+        if any(row[0] in METHODS for row in kept):
+            sizes = book.sizes
+            of = "the MLP" if book.name == "mlp" else "a Llama on text"
+            lines += [f"{sizes.narrow} → {2 * sizes.narrow} after a quarter of the FLOPs, {of}:", ""]
+            lines += [f"| | {' | '.join(f'{units} units' for units in sizes.cited_mid_run)} |"]
+            lines += ["|---" * (len(sizes.cited_mid_run) + 1) + "|"]
+            lines += [*(f"| {' | '.join(row)} |" for row in kept), ""]
+    return "\n".join([*lines, *(f"- {line}" for line in told), ""])
+
+
+_NEW_UNITS = (
+    '`mu.upscale(…, by="units")` adds units that write nothing yet, so the loss does not change. Their readers are random (new '
+    "units) or copies of trained readers with noise of their size (copied readers). Nothing is tuned: the peak is half of the "
+    "base's and warmed up again, the optimizer keeps the moments of what was there, and all tensors keep the rates that they "
+    "have at the base's width. Rows of finished bases are in the tables above. In mid-run every column has the same total FLOPs."
+)
 
 
 def noise(stored: Book) -> str:
@@ -159,7 +188,9 @@ def mean_cell(seen: Seen | None) -> str:
     return "" if seen is None else f"{seen.mean:.4f} ({seen.spread:.4f})"
 
 
-def gain_cell(found: tuple[float, bool], nats: bool) -> str:
+def gain_cell(found: tuple[float, bool] | None, nats: bool) -> str:
+    if found is None:
+        return ""
     gain, beyond = found
     level = not beyond and gain > (0 if nats else 1)
     return f"{f'{gain:+.4f} nats' if nats else f'{gain:.3f}'}{', seeds overlap' if level else ''}"
@@ -171,4 +202,4 @@ def cell(seen: Seen | None) -> str:
 
 def _told(spec: Spec) -> str:
     noise = "t by rule" if spec.by_rule else f"t = {spec.noise:g}"
-    return f"2<sup>{log2(spec.lr):g}</sup>" + (f", {noise}" if spec.grows else "")
+    return f"2<sup>{log2(spec.lr):g}</sup>" + (f", {noise}" if spec.grows and spec.method == "ours" else "")

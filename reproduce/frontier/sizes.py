@@ -39,6 +39,7 @@ class Sizes:
         "d",
         "b, noise by rule",
         "a",
+        "u",
         "b, all budgets",
     )
     """What is asked of this model, the most telling first: keys of `order.PARTS`."""
@@ -56,6 +57,8 @@ class Sizes:
     """Seeds that are reported; choices look at the tuning seed alone."""
     extend: int = 2
     """How often a grid grows when its best point is at its edge."""
+    both_states: bool = True
+    """Whether new units on the first base are also run with an empty optimizer."""
     stop: float = 1.0
     """The share of the remaining steps that the comparison of optimizer states takes."""
 
@@ -67,6 +70,8 @@ class Sizes:
     cited_ruled: bool = False
     """Whether the cited bases are cited with noise by the rule too."""
     cited_mid_run: tuple[int, ...] = ()
+    cited_new_units: bool = False
+    """Whether the cited bases and budgets are cited with new units too."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -100,7 +105,7 @@ TEXT = Sizes(
     wide=64,
     unseen_k=2,
     ks=(2,),
-    order=("d", "b", "a", "c"),
+    order=("d", "b", "a", "c", "u"),
     rates=powers(-8, -6),
     noises=(0.02, 0.05, 0.1),
     extras=(0.25, 1.0),
@@ -108,10 +113,13 @@ TEXT = Sizes(
     mid_run=(1,),
     shares=(0.25,),
     extend=1,
+    both_states=False,
     stop=0.02,
-    cited_bases=(),
+    cited_bases=(Finished(32, 1),),
+    cited_extras=(1.0,),
     cited_exactness=False,
     cited_unseen=True,
+    cited_mid_run=(1,),
 )
 STEP_RESNET = 1_689_747_456
 """FLOPs of one step of the ResNet at width 8, with 128 images."""
@@ -150,10 +158,13 @@ SMOKE = Sizes(
     cited_unseen=True,
     cited_ruled=True,
     cited_mid_run=(2, 4, 8),
+    cited_new_units=True,
 )
 SMOKE_TEXT = replace(
     TEXT,
     unit=12 * STEP_LLAMA,
+    cited_bases=(),
+    cited_mid_run=(),
     order=("d",),
     rates=powers(-6, -6),
     noises=(0.05,),

@@ -6,10 +6,24 @@ from dataclasses import dataclass, fields, replace
 from math import log2
 from typing import Any, Literal
 
-State = Literal["carried", "wrong_units", "fresh", "fresh_rewarmed", "asymmetric"]
+State = Literal["carried", "wrong_units", "fresh", "fresh_rewarmed", "asymmetric", "kept", "empty"]
 """What growth does to the optimizer's state: carried in its units, copied as if it had none, emptied, or emptied for all
-copies of a unit but the first and warmed up again (SPARKLING, arXiv 2602.02472), which parts copies without noise."""
-Method = Literal["ours", "tiling", "net2wider", "shrink_pad", "llama_pro", "stack", "upcycling"]
+copies of a unit but the first and warmed up again (SPARKLING, arXiv 2602.02472), which parts copies without noise.
+With new units it is kept for what was there and empty for what is new, or all empty; both are warmed up again."""
+WARMED_UP_AGAIN: tuple[State, ...] = ("fresh_rewarmed", "asymmetric", "kept", "empty")
+Method = Literal[
+    "ours",
+    "new_units",
+    "copied_readers",
+    "tiling",
+    "net2wider",
+    "shrink_pad",
+    "llama_pro",
+    "stack",
+    "upcycling",
+]
+"""How the model grows: by copies with noise, by units that write nothing yet and whose readers are random or copies of
+trained ones with noise, or as others do it."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +87,16 @@ class Spec:
         if self.at < 1:
             told.append(f"f={self.at:g}")
         told.append(f"lr=2^{log2(self.lr):g}")
-        if self.grows:
+        if self.grows and self.method == "ours":
             told.append("t by rule" if self.by_rule else f"t={self.noise:g}")
         if self.layers != 4:
             told.append(f"layers={self.layers}")
         if self.experts:
             told.append(f"experts={self.experts}")
-        if self.method != "ours" or self.state != "carried":
-            told.append(self.method if self.method != "ours" else self.state)
+        if self.method != "ours":
+            told.append(self.method)
+        if self.state != "carried":
+            told.append(self.state)
         if self.stop != 1:
             told.append(f"first {self.stop:.0%}")
         return " ".join([*told, f"seed {self.seed}"])
@@ -89,6 +105,11 @@ class Spec:
         """The same run with another seed, from its start on."""
         start = None if self.start is None else self.start.with_seed(seed)
         return replace(self, seed=seed, start=start)
+
+    def with_layers(self, layers: int) -> Spec:
+        """The same run under so many layers, from its start on."""
+        start = None if self.start is None else self.start.with_layers(layers)
+        return replace(self, layers=layers, start=start)
 
 
 def spec_of(key: dict[str, Any]) -> Spec:

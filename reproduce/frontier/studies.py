@@ -25,20 +25,24 @@ class Study:
     sizes: Sizes
     setting: Callable[[Spec], Setting]
     """Only that of the MLP depends on the spec: on its number of layers."""
+    elsewhere: str | None = None
+    """The file in which another study stores runs of the same model, under its number of layers."""
     nats: bool = False
     """Whether losses are compared by their difference; else by their ratio."""
 
     def trainer(self, results: Path = RESULTS, cache: Path = CACHE / "reproduce") -> Trainer:
         """Weights are kept in a folder with the name of the store."""
         path = results / self.file
-        return Trainer(Store(path), cache / path.stem, self.setting)
+        other = None if self.elsewhere is None else Store(results / self.elsewhere)
+        same = None if other is None else lambda spec: other.known(spec.with_layers(text.LAYERS).key)
+        return Trainer(Store(path), cache / path.stem, self.setting, elsewhere=same)
 
 
 STUDIES: Mapping[str, Study] = {
     study.name: study
     for study in (
         Study("mlp", "frontier.jsonl", HERE, lambda spec: task(spec.layers)),
-        Study("text", "frontier_text.jsonl", TEXT, lambda spec: text.task(), nats=True),
+        Study("text", "frontier_text.jsonl", TEXT, lambda spec: text.task(), "directions.jsonl", nats=True),
         Study("images", "frontier_images.jsonl", IMAGES, lambda spec: images.task()),
     )
 }

@@ -24,7 +24,7 @@ from ..stages import digest_text, rounded
 from ..store import Store
 from .clock import Rates, multiplier
 from .grow import Grow, grow
-from .spec import Spec, spec_of
+from .spec import WARMED_UP_AGAIN, Spec, spec_of
 
 POINTS = 20
 EARLY = 0.01
@@ -37,6 +37,8 @@ SAVE_EVERY = 600.0
 """Seconds between checkpoints."""
 
 Result = dict[str, Any]
+Known = Callable[[Spec], Result | None]
+"""The stored result of a spec, or None."""
 
 
 @dataclass
@@ -77,6 +79,8 @@ class Trainer:
     cache: Path
     setting: Callable[[Spec], Setting]
     grow: Grow = grow
+    elsewhere: Known | None = None
+    """Where the same runs may be stored by another study."""
     say: Callable[[str], object] = print
     save_every: float = SAVE_EVERY
 
@@ -91,7 +95,8 @@ class Trainer:
         return self.settings[key]
 
     def known(self, spec: Spec) -> Result | None:
-        return self.store.known(spec.key)
+        found = self.store.known(spec.key)
+        return self.elsewhere(spec) if found is None and self.elsewhere is not None else found
 
     def all(self) -> list[tuple[Spec, Result]]:
         """Every stored run."""
@@ -174,9 +179,7 @@ class Trainer:
     def _factor(self, spec: Spec, phase: Phase, step: int) -> float:
         spent = phase.spent(step + 0.5)
         factor = multiplier(spent)
-        if (
-            spec.state in ("fresh_rewarmed", "asymmetric") and not spec.rewarmed
-        ):  # a warm-up over as much of what is left
+        if spec.state in WARMED_UP_AGAIN and not spec.rewarmed:  # over as much of what is left
             left = (spent - phase.begins) / (1 - phase.begins)
             factor *= multiplier(left, decay=0.0)
         return factor

@@ -24,8 +24,10 @@ if _typing.TYPE_CHECKING:
     from . import tuning as tuning
     from .errors import MupscaleError as MupscaleError
     from .noise.kinds import MupNoise as MupNoise
+    from .noise.kinds import NewUnits as NewUnits
     from .noise.kinds import PairedNoise as PairedNoise
     from .noise.kinds import SignalNoise as SignalNoise
+    from .noise.kinds import SplitNoise as SplitNoise
     from .planning.infer import infer_plan as infer_plan
     from .plans.plan import Plan as Plan
     from .runs.run import Run as Run

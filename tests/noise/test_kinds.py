@@ -95,7 +95,8 @@ def test_noise_can_be_added_to_a_run_that_is_wide(base):
         assert old["lr"] == new["lr"]
         for p, q in zip(old["params"], new["params"], strict=True):
             assert torch.equal(exact.optimizer.state[p]["exp_avg"], noisy.optimizer.state[q]["exp_avg"])
-    refusal(lambda: mu.add_noise(exact, mu.PairedNoise(t=0.1)), "noise.paired_after_growth")
+    for late in (mu.PairedNoise(t=0.1), mu.SplitNoise(), mu.NewUnits()):
+        refusal(lambda late=late: mu.add_noise(exact, late), "noise.only_at_growth")
 
 
 def test_a_run_that_never_grew_gets_none(base):

@@ -193,7 +193,7 @@ PAIRS = {"k = 2": (8, 16, False), "k = 3": (8, 24, False), "pads": (8, 19, True)
 def test_paired_noise_moves_weights_and_no_output(kind: str):
     n, wide_n, pad = PAIRS[kind]
     base, x = seeded(block, n), data(50, 20)
-    plan = mu.plans.plan_between(block, n, wide_n, pad=pad)
+    plan = mu.plans.plan_between(block, n, wide_n, by="padded" if pad else "copies")
     wide, weights, deltas = grown(base, lambda: block(wide_n), mu.PairedNoise(0.5), plan)
     assert_close(wide.model(x), base(x), EXACT)
     for name in ("2.weight", "4.weight"):

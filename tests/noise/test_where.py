@@ -209,7 +209,7 @@ def test_gains_of_padded_units_wake_without_a_jump_and_everything_new_learns(nam
 
     wide = lambda: make(7).double()  # noqa: E731
     run = start()
-    plan = mu.infer_plan(run.model, wide, pad=True, loss=squared)
+    plan = mu.infer_plan(run.model, wide, by="padded", loss=squared)
     assert {name for name, entry in plan.tensors.items() if entry.typical} == typical
     assert mu.Plan.from_json(plan.to_json()) == plan
     asleep = mu.grow(start(), wide, plan=plan)

@@ -185,7 +185,7 @@ def net(n: int) -> nn.Module:
 
 
 PLAN = mu.plans.plan_between(net, 2, 4)
-PADDED = mu.plans.plan_between(net, 2, 5, pad=True)
+PADDED = mu.plans.plan_between(net, 2, 5, by="padded")
 MODEL = net(4)
 
 

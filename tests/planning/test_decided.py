@@ -155,5 +155,5 @@ def test_folds_that_were_declared_are_not_decided():
 
 def test_zeros_of_a_padded_axis_pass_only_through_functions_that_keep_them():
     make = lambda n, low: nn.Sequential(nn.Linear(8, n), nn.Hardtanh(low, 2.0), nn.Linear(n, 2))  # noqa: E731
-    assert mu.plans.plan_between(lambda n: make(n, -1.0), 4, 6, pad=True).proved
-    assert not mu.plans.plan_between(lambda n: make(n, 0.5), 4, 6, pad=True).proved
+    assert mu.plans.plan_between(lambda n: make(n, -1.0), 4, 6, by="padded").proved
+    assert not mu.plans.plan_between(lambda n: make(n, 0.5), 4, 6, by="padded").proved

@@ -77,7 +77,7 @@ def tied_loss(model: Any) -> Any:
 PAD = [(4, 1, 4)]  # zeros, although 8 is a whole multiple of 4
 UNUSED = "argument.pattern_matches_nothing"
 MODELS: dict[str, Any] = {
-    "fraction": (two(mlp, 4, 10, loss=loss), "axis.not_whole_copies", "2.weight", "8 (x2)", "12 (x3)", "pad=True"),
+    "fraction": (two(mlp, 4, 10, loss=loss), "axis.not_whole_copies", "2.weight", "8 (x2)", "12 (x3)", 'by="units"'),
     "tie with nowhere to fold": (two(Tied, loss=tied_loss), "search.factor_not_absorbed", "embed.weight = head.weight"),
     "tie without a loss": (two(Tied), "plan.tied_readout", "embed.weight = head.weight"),
     "spectral_norm": (two(spectral_normed), "model.parametrized_weight", "1.parametrizations.weight.original", "SpectralNorm"),
@@ -85,18 +85,18 @@ MODELS: dict[str, Any] = {
     "groups": (two(between(lambda n: nn.GroupNorm(n // 2, n))), "model.norm_groups_grow", "num_groups=2"),
     "groups, no gain": (two(between(lambda n: nn.GroupNorm(n // 2, n, affine=False))), "model.norm_groups_grow", "num_groups=2"),
     "local response": (two(between(lambda n: nn.LocalResponseNorm(2))), "plan.mixes_channels", "LocalResponseNorm"),
-    "padded LayerNorm": (two(between(nn.LayerNorm), 4, 6, pad=True), "axis.padding_changes_mean", "4 (x1)", "8 (x2)"),
+    "padded LayerNorm": (two(between(nn.LayerNorm), 4, 6, by="padded"), "axis.padding_changes_mean", "4 (x1)", "8 (x2)"),
     "padded LayerNorm, no gain": (
-        two(between(lambda n: nn.LayerNorm(n, elementwise_affine=False)), 4, 6, pad=True),
+        two(between(lambda n: nn.LayerNorm(n, elementwise_affine=False)), 4, 6, by="padded"),
         "axis.padding_changes_mean",
     ),
     "declared pads": (
         two(between(nn.LayerNorm), layouts={"0.*": {0: PAD}, "1.*": {0: PAD}, "2.weight": {1: PAD}}),
         "axis.padding_changes_mean",
     ),
-    "padded RMSNorm without a loss": (two(between(nn.RMSNorm), 4, 6, pad=True), "axis.padding_of_norm", "RMSNorm"),
+    "padded RMSNorm without a loss": (two(between(nn.RMSNorm), 4, 6, by="padded"), "axis.padding_of_norm", "RMSNorm"),
     "padded RMSNorm, no gain": (
-        two(between(lambda n: nn.RMSNorm(n, elementwise_affine=False)), 4, 6, pad=True, loss=loss),
+        two(between(lambda n: nn.RMSNorm(n, elementwise_affine=False)), 4, 6, by="padded", loss=loss),
         "axis.padding_without_gain",
     ),
     "layout": (two(Heads, 8, 16), "layout.undeclared", "q_proj.weight, axis 0"),
@@ -137,7 +137,7 @@ def test_a_fraction_is_refused_when_the_plan_is_used():
     refusal(
         lambda: mu.grow(mlp(4), lambda: mlp(10), plan=plan),
         "axis.not_whole_copies",
-        where=["8 (x2)", "pad=True"],
+        where=["8 (x2)", 'by="units"'],
     )
 
 
@@ -240,20 +240,20 @@ def test_a_layer_over_growing_and_fixed_units_is_to_be_split():
 
 
 def test_padding_to_fewer_units_is_refused_as_shrinking():
-    error = refusal(lambda: mu.infer_plan(mlp(4), mlp(3), loss=loss, pad=True), "axis.shrinks_by_copies")
+    error = refusal(lambda: mu.infer_plan(mlp(4), mlp(3), loss=loss, by="padded"), "axis.shrinks_by_copies")
     assert "axis.factor_out_of_range" not in error.codes
-    assert mu.infer_plan(mlp(3), mlp(4), loss=loss, pad=True).proved, "the narrower model first"
+    assert mu.infer_plan(mlp(3), mlp(4), loss=loss, by="padded").proved, "the narrower model first"
 
 
 def test_a_padded_model_without_an_exact_plan_names_what_does_not_map_0_to_0():
     make = between(lambda n: nn.Sigmoid())
     refusal(
-        lambda: mu.plans.plan_between(make, 4, 6, loss=loss, pad=True),
+        lambda: mu.plans.plan_between(make, 4, 6, loss=loss, by="padded"),
         "search.no_exact_plan",
         "axis.padding_leaks",
     )
-    assert mu.plans.plan_between(make, 4, 8, loss=loss, pad=True).proved, "at a whole multiple"
-    assert mu.plans.plan_between(between(lambda n: nn.Tanh()), 4, 6, loss=loss, pad=True).proved, "control"
+    assert mu.plans.plan_between(make, 4, 8, loss=loss, by="padded").proved, "at a whole multiple"
+    assert mu.plans.plan_between(between(lambda n: nn.Tanh()), 4, 6, loss=loss, by="padded").proved, "control"
 
 
 def test_a_key_of_a_group_without_units_is_declared_as_the_message_says():

@@ -100,7 +100,7 @@ def verdict(judgement: Continued | Warned | Refused, first: Tried, typed: float 
 def test_what_is_not_as_it_should_be_is_counted():
     """A good end, and beside it the nearest bad ones."""
     exact, warned, silent = Tried("exact", 0.0), Tried("warned", 0.1), Tried("silent", 0.1)
-    refused = Tried("refused", error=mu.MupscaleError("write pad=True", code="plan.short"))
+    refused = Tried("refused", error=mu.MupscaleError("write by='units'", code="plan.short"))
     assert verdict(Continued(), exact) == ""
     assert verdict(Continued(), silent) == verdict(Warned(), silent) == "silent"
     assert verdict(Continued(), warned) == verdict(Continued(), refused) == "false_alarms"
@@ -109,10 +109,10 @@ def test_what_is_not_as_it_should_be_is_counted():
     assert verdict(Warned(), Tried("warned", 0.0)) == "false_alarms"
     assert verdict(Warned(), refused) == verdict(Refused("plan.short"), exact) == "other"
     assert verdict(Warned(), Tried("crashed")) == "crashed"
-    assert verdict(Refused("plan.short", "pad=True"), refused, typed=0.0) == ""
+    assert verdict(Refused("plan.short", "by='units'"), refused, typed=0.0) == ""
     assert verdict(Refused("plan.long"), refused, typed=0.0) == "other"
     for judgement, typed in (
-        (Refused("plan.short", "pad=2"), 0.0),
+        (Refused("plan.short", "by='copies'"), 0.0),
         (Refused("plan.short"), 0.1),
         (Refused("plan.short"), None),
     ):

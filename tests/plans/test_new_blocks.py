@@ -355,7 +355,7 @@ def test_pads_say_whether_they_are_awake():
     def net(n):
         return nn.Sequential(nn.Linear(6, n), nn.Tanh(), nn.Linear(n, 3)).double()
 
-    plan = mu.plans.plan_between(net, 4, 7, loss=loss, pad=True)
+    plan = mu.plans.plan_between(net, 4, 7, loss=loss, by="padded")
     base = net(4)
     assert set(mu.diagnostics.awake(mu.grow(base, lambda: net(7), plan=plan)).values()) == {0.0}
     woken = mu.diagnostics.awake(mu.upscale(base, lambda: net(7), mu.MupNoise(0.1), plan=plan, loss=loss))

@@ -75,7 +75,7 @@ def test_the_hash_of_a_tiny_plan_never_changes():
 
 
 def test_plans_survive_json_copies_and_pickles():
-    plan = mu.plans.plan_between(mlp, 4, 9, pad=True).fold("0.*", "3^(-1/4)")
+    plan = mu.plans.plan_between(mlp, 4, 9, by="padded").fold("0.*", "3^(-1/4)")
     for other in (mu.Plan.from_json(plan.to_json()), copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
         assert other == plan
         assert (other.hash, hash(other)) == (plan.hash, hash(plan))
@@ -85,7 +85,7 @@ def test_plans_survive_json_copies_and_pickles():
 
 def test_a_plan_of_an_older_version_that_edits_constants_is_refused_by_name():
     """Its remedy, a new plan, is proved in test_wide_model.py."""
-    stored = json.loads(mu.plans.plan_between(mlp, 4, 9, pad=True).to_json())
+    stored = json.loads(mu.plans.plan_between(mlp, 4, 9, by="padded").to_json())
     assert stored["edits"] == [], "control: the hashes of all other plans stay"
     with refused("plan.edits_constants", where=["norm.eps"]):
         mu.Plan.from_json(json.dumps({**stored, "edits": [["norm.eps", 1e-05, "8/9"]]}))
@@ -303,6 +303,6 @@ def test_a_stored_need_has_its_kind_again():
     plan = mu.infer_plan(dropped, wide)
     for again in (plan, mu.Plan.from_json(plan.to_json()), pickle.loads(pickle.dumps(plan))):
         assert [need.kind for need in again.needs] == ["dropout"]
-    padded = mu.plans.plan_between(mlp, 4, 6, pad=True)
+    padded = mu.plans.plan_between(mlp, 4, 6, by="padded")
     assert {need.kind for need in padded.needs} == {"assumption"}, "control"
     assert json.loads(plan.to_json())["needs"] == sorted(map(str, plan.needs)), "stored as a sentence"

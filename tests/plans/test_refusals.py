@@ -147,7 +147,7 @@ def test_adafactor_with_an_eps1_that_may_bite_is_refused(eps1):
 
 def test_eps_zero_with_pads_is_refused():
     run = trained(torch.optim.AdamW, eps=0.0)
-    plan = mu.plans.plan_between(mlp, 4, 6, pad=True)
+    plan = mu.plans.plan_between(mlp, 4, 6, by="padded")
     refusal(lambda: mu.grow(run, lambda: mlp(6), plan=plan), "optimizer.divides_zero_by_zero")
     assert grow(run).optimizers, "control: copies alone do not mind"
 

@@ -93,7 +93,7 @@ class Padded(nn.Module):
 
 def test_a_plan_with_zeros_in_a_norm_is_proved_by_the_loss_that_found_it():
     run = started(Padded)
-    plan = mu.infer_plan(run.model, lambda: Padded(6), pad=True, loss=loss)
+    plan = mu.infer_plan(run.model, lambda: Padded(6), by="padded", loss=loss)
     assert (
         plan["inp.bias"].fold == plan["norm.weight"].fold ** -1 == mu.rules.Scale.of("3/2") ** Fraction(1, 2)
     )

@@ -14,6 +14,8 @@ from reproduce.frontier import (
     command,
     exactness,
     midrun,
+    new_units,
+    new_units_tables,
     noise_rule,
     order,
     page,
@@ -21,6 +23,7 @@ from reproduce.frontier import (
     tables,
     unseen,
 )
+from reproduce.frontier.book import NOT_RUN, Book, sunk_contest
 from reproduce.frontier.sizes import HERE, SMOKE
 from reproduce.frontier.spec import Spec, spec_of
 from reproduce.frontier.task import made_up, task
@@ -167,13 +170,14 @@ def test_choices_look_at_the_tuning_seed_alone(known):
 
 def test_tables_are_printed_from_a_store(known):
     lines: list[str] = []
-    book = tables.Book(known, SMOKE)
+    book = Book(known, SMOKE)
     assert tables.show([book, replace(book, name="text", nats=True)], lines.append) == 0
     figures = dict(part.split("=") for part in lines[-1].split())
     names = ["a_gain", "b_gain", "b_from", "c_end", "c_early", "d_regret", "d_nats", "e_worst"]
+    names += ["u_readers", "u_quarter", "u_again", "u_mid_run", "u_empty", "u_nats"]
     assert list(figures) == names
-    assert figures.pop("e_worst") == tables.NOT_RUN
-    assert tables.NOT_RUN not in figures.values()
+    assert figures.pop("e_worst") == NOT_RUN
+    assert NOT_RUN not in figures.values()
     assert float(figures["b_gain"]) > 0
     assert figures["b_from"] == "0.25"
     recipe, tuned = (book.unseen(name) for name in unseen.NAMES)
@@ -192,6 +196,8 @@ def test_tables_are_printed_from_a_store(known):
         ("a", "grown at 0.5"),
         ("d", "recipe"),
         ("b", sunk.ruled(SMOKE, SMOKE.bases[0])[0]),
+        ("u", "copied readers"),
+        ("u", "new units, empty optimizer"),
     ],
 )
 def test_a_missing_seed_fails(known, name, without):
@@ -201,19 +207,20 @@ def test_a_missing_seed_fails(known, name, without):
         "c": lambda: exactness.arm(known, SMOKE, without),
         "a": lambda: midrun.arm(known, SMOKE, without, SMOKE.mid_run[1]),
         "d": lambda: unseen.arm(known, SMOKE, without),
+        "u": lambda: new_units.arm(known, SMOKE, base, without, 1.0),
     }[name]()
     assert arm.chosen is not None
     lost = arm.chosen.with_seed(SMOKE.seeds[-1])
     lines: list[str] = []
-    book = tables.Book(lambda spec: None if spec == lost else known(spec), SMOKE)
+    book = Book(lambda spec: None if spec == lost else known(spec), SMOKE)
     assert tables.show([book], lines.append) == 1
     assert any(line.startswith(f"missing: {name}: ") and line.endswith(without) for line in lines)
 
 
 def test_an_empty_store_has_not_run(tmp_path):
     lines: list[str] = []
-    assert tables.show([tables.Book(lambda spec: None, HERE)], lines.append) == 1
-    assert {part.split("=")[1] for part in lines[-1].split()} == {tables.NOT_RUN}
+    assert tables.show([Book(lambda spec: None, HERE)], lines.append) == 1
+    assert {part.split("=")[1] for part in lines[-1].split()} == {NOT_RUN}
 
 
 @pytest.mark.slow
@@ -247,6 +254,43 @@ def test_noise_by_rule_is_the_librarys_own_choice_for_the_steps_that_follow(tmp_
     assert rise == pytest.approx(share * (untrained - told["before"]["train"]), rel=0.2)
     assert all(map(torch.equal, wide.model.parameters(), by_rule.model.parameters()))
     assert "noise" not in spec.key
+
+
+@pytest.mark.parametrize("method", ["new_units", "copied_readers"])
+def test_new_units_leave_the_loss_and_the_state_of_what_was_there(tmp_path, method):
+    made, _ = trainer(tmp_path)
+    spec = grown(at=0.5, method=method, state="kept")
+    result = made.run(spec)
+    assert result["noise"]["after"]["train"] == pytest.approx(result["noise"]["before"]["train"], rel=1e-4)
+    base = made._trained(NARROW, 0.5)
+    kept, empty = (made._begin(replace(spec, state=state))[0] for state in ("kept", "empty"))
+    old, new = (run.optimizer.state[run.model.get_parameter("2.weight")] for run in (base, kept))
+    assert torch.equal(new["exp_avg_sq"][:8, :8], old["exp_avg_sq"])
+    assert not new["exp_avg_sq"][8:].any()
+    assert not empty.optimizer.state
+    weights = [run.model.get_parameter("2.weight") for run in (base, kept)]
+    assert torch.equal(weights[1][:8, :8], weights[0])
+    assert not weights[1][:8, 8:].any(), "old units do not read new ones yet"
+    assert bool(weights[1][8:, :8].all()), "new units read what was there"
+
+
+def test_readers_are_ranked_case_by_case(known):
+    """Copied readers are made the better ones in every case of the text, and the worse ones with a larger budget."""
+
+    def better(spec):
+        found = known(spec)
+        if found is None or spec.method != "copied_readers":
+            return found
+        return {**found, "held": found["held"] * (1.1 if spec.budget == SMOKE.flops(4) else 0.9)}
+
+    told = new_units_tables.ranks(Book(better, SMOKE))
+    assert told is not None
+    assert sum(told.values()) == 3.0
+    assert new_units_tables.ranks(Book(known, SMOKE)) == {"new units": 1.5, "copied readers": 1.5}
+    assert new_units_tables.chosen([Book(better, SMOKE)]) == min(told, key=told.__getitem__)
+    ratios = new_units_tables.empty_over_kept(Book(known, SMOKE))
+    assert all(values == (1.0, 1.0, 1.0) for values in ratios.values())
+    assert len(ratios) == 4
 
 
 def test_only_first_copies_keep_their_moments(tmp_path):
@@ -306,7 +350,7 @@ def test_the_readme_says_what_is_stored():
     means = {name: seen.mean for name, seen in arms.items() if seen is not None}
     for name in ("grown to 64", "goes on", "scratch 64"):
         assert f"{means[name]:.3f}" in readme, name
-    quarter = tables.sunk_contest(stored, base, 0.25)
+    quarter = sunk_contest(stored, base, 0.25)
     assert quarter is not None
     assert not quarter[1], "with a quarter growing gains nothing"
     assert means["grown to 128"] > means["grown to 64"], "four times the width gains less"

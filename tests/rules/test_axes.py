@@ -180,7 +180,9 @@ def test_heads_times_two_then_head_size_times_three_is_both_at_once():
 
 def test_layouts_are_spelled_in_several_ways():
     assert mu.rules.Axis.between(6, 12, "out", 3) == mu.rules.Axis.parse("out: 2x2 * 3")
-    assert mu.rules.Axis.between(6, 15, "out", 3, pad=True) == mu.rules.Axis.parse("out: 2x2+1 * 3")
+    assert mu.rules.Axis.between(
+        6, 15, "out", 3, ways=mu.rules.products.Ways("padded")
+    ) == mu.rules.Axis.parse("out: 2x2+1 * 3")
     assert mu.rules.Axis.between(6, 9, "in", [(6, 1, 3)]) == mu.rules.Axis.parse("in: 6+3")
     segments: list[list[tuple[int, ...]]] = [[(2, 2), (2,)], [(3, 2)]]
     assert mu.rules.Axis.between(7, 14, "in", segments) == mu.rules.Axis.parse("in: 2x2 * 2 | 3x2")

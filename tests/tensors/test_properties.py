@@ -136,7 +136,11 @@ def planned(
 
     needed = search or spec.tie or spec.divides or averages_zeros(spec, pad)
     return mu.plans.plan_between(
-        make, (spec.sizes, spec.hidden), (sizes, hidden), pad=pad, loss=loss if needed else None
+        make,
+        (spec.sizes, spec.hidden),
+        (sizes, hidden),
+        by="padded" if pad else "copies",
+        loss=loss if needed else None,
     )
 
 
@@ -243,7 +247,7 @@ def test_two_plans_in_a_row_are_the_plan_of_the_whole_way(cases, pads):
             start,
             end,
             loss=loss if averages_zeros(spec, pads) else None,
-            pad=pads,
+            by="padded" if pads else "copies",
             **declared(spec, k),
         )
 
@@ -284,7 +288,7 @@ def test_a_pad_after_copies_keeps_its_folds():
         return nn.Sequential(nn.Linear(3, n), nn.RMSNorm(n, eps=0.1), nn.Linear(n, 2))
 
     def padded(base: int, wide: int) -> mu.Plan:
-        return mu.plans.plan_between(make, base, wide, example_inputs=(torch.ones(2, 3),), pad=True)
+        return mu.plans.plan_between(make, base, wide, example_inputs=(torch.ones(2, 3),), by="padded")
 
     first, second, whole = padded(4, 9), padded(9, 11), padded(4, 11)
     assert first.then(second) == whole

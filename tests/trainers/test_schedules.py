@@ -175,7 +175,7 @@ def test_the_trainer_starts_again_after_the_end_of_its_schedule(schedule: Any, t
     assert (again.losses, again.rates) == after(curve, 16)
     same = go_on("same", K, later, later, step_cost=1.0)
     assert (same.losses, same.rates) == after(curve, 16), "what was saved goes on without rewarm too"
-    assert max(go_on("peak", K, wide, wide, rewarm=NEW).rates.values()) == bench.RATE
+    assert max(go_on("peak", K, wide, wide, rewarm=NEW).rates.values()) == bench.RATE / 2
     other = mu.GrowthSchedule(20)
     refusal(lambda: go_on("other", K, later, later, rewarm=other), "schedule.other_than_running")
     if schedule is not None:

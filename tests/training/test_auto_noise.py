@@ -84,9 +84,9 @@ def test_the_loss_rises_by_the_share_that_is_asked_for(trained, rise):
 def test_no_noise_given_means_the_documented_rise_and_needs_a_loss(trained):
     torch.manual_seed(0)
     loss = Count()
-    run = mu.upscale(trained, lambda: mlp(64), loss=loss)
+    run = mu.upscale(trained, lambda: mlp(64), by="copies", loss=loss)
     assert run.provenance["auto"]["rise"] == DEFAULT_RISE
-    refusal(lambda: mu.upscale(trained, lambda: mlp(64)), "noise.not_given")
+    refusal(lambda: mu.upscale(trained, lambda: mlp(64), by="copies"), "noise.needs_loss")
     refusal(lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise()), "noise.needs_loss")
     refusal(lambda: mu.upscale(trained, lambda: mlp(64), mu.AutoNoise(0), loss=loss), "noise.zero_rise")
     refusal(
@@ -148,7 +148,7 @@ def test_the_callers_random_state_is_kept_and_does_not_matter(trained):
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        sizes.append(mu.upscale(trained, lambda: mlp(64), loss=Count()).provenance["auto"]["t"])
+        sizes.append(mu.upscale(trained, lambda: mlp(64), by="copies", loss=Count()).provenance["auto"]["t"])
         assert torch.equal(before, torch.get_rng_state())
     assert sizes[0] == sizes[1]
 
@@ -158,7 +158,7 @@ def test_a_base_that_learned_nothing_is_refused():
     base = mlp(16)
     with torch.no_grad():
         base.get_parameter("4.weight").mul_(30)
-    refusal(lambda: mu.upscale(base, lambda: mlp(64), loss=Count()), "noise.nothing_learned")
+    refusal(lambda: mu.upscale(base, lambda: mlp(64), by="copies", loss=Count()), "noise.nothing_learned")
 
 
 @JUMPS
@@ -184,7 +184,9 @@ def test_noise_that_is_chosen_does_not_jump_and_a_share_that_jumps_is_warned_of(
         optimizer.zero_grad()
         loss(base).backward()
         optimizer.step()
-    losses = mu.upscale(base, lambda: make(16), loss=loss).provenance["loss"]  # a warning would be an error
+    losses = mu.upscale(base, lambda: make(16), by="copies", loss=loss).provenance[
+        "loss"
+    ]  # a warning would be an error
     assert losses["before"] < losses["after"]
     assert not is_jump(losses["before"], losses["after"])
     for noise in (mu.AutoNoise(DEFAULT_RISE), mu.AutoNoise(steps=1000), mu.SignalNoise(0.4)):
@@ -235,7 +237,7 @@ def test_the_factory_may_build_in_another_dtype_than_the_base(trained):
 
     base = mlp(16).double()
     base.load_state_dict(trained.state_dict())
-    run = mu.upscale(base, lambda: mlp(64), loss=loss)
+    run = mu.upscale(base, lambda: mlp(64), by="copies", loss=loss)
     assert run.model.get_parameter("0.weight").dtype == torch.float64
     assert run.provenance["auto"]["t"] > 0
 

@@ -223,12 +223,12 @@ def test_other_constants_are_named_in_one_warning():
     )
 
 
-def test_noise_or_lr_beside_a_recipe_are_refused_and_so_is_neither():
+def test_noise_or_lr_with_a_recipe_are_refused_and_so_are_copies_with_neither():
     for extra in ({"noise": mu.MupNoise(0.1)}, {"lr": 1e-3}):
         with refused("recipe.with_other_settings"):
             mu.upscale(run_at(WIDTH, WIDTH), lambda: make(2 * WIDTH), recipe=recipe_for(), **extra)
-    with refused("noise.not_given"):
-        mu.upscale(make(WIDTH), lambda: make(2 * WIDTH))
+    with refused("noise.needs_loss"):
+        mu.upscale(make(WIDTH), lambda: make(2 * WIDTH), by="copies")
 
 
 def llama_in(folder):

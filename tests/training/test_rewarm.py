@@ -62,10 +62,13 @@ def test_a_run_that_keeps_its_ended_schedule_stays_at_zero(kind: str):
     assert all(group["lr"] == 0 for o in wide.optimizers for group in o.param_groups), "it is overwritten"
 
 
-def test_peaks_keep_their_ratios_and_default_to_the_earlier_ones():
+def test_peaks_keep_their_ratios_and_default_to_half_of_the_earlier_ones():
     run = ended("two groups")
     mu.rewarm_(run, mu.GrowthSchedule(20, warmup=0.0))
-    assert rates(run) == [0.05, 0.02]
+    assert rates(run) == [0.025, 0.01]
+    grown = mu.rewarm_(mu.grow(ended("two groups"), wide_net, step_cost=1.0), NEW)
+    trained(grown, 5)
+    assert set(rates(grown)) == {0.025, 0.01}, "half at the reference, whatever the width"
     mu.rewarm_(run, mu.GrowthSchedule(20, warmup=0.0), peak_lr=0.01)
     assert rates(run) == pytest.approx([0.01, 0.004])
     two = mu.rewarm_(ended("two optimizers"), mu.GrowthSchedule(20, warmup=0.0), peak_lr=0.01)
@@ -102,10 +105,27 @@ def test_the_peak_of_one_cycle_is_its_max_lr(tensor: bool):
     for _ in range(5):
         new.scheduler.step()
     group = optimizer.param_groups[0]
-    assert float(group["lr"]) == pytest.approx(0.5)
+    assert float(group["lr"]) == pytest.approx(0.25)
     assert isinstance(group["lr"], torch.Tensor) is tensor
     assert not {"max_lr", "min_lr"} & group.keys()
     assert mu.grow(new, wide_net, step_cost=1.0).scheduler.last_epoch == 5
+
+
+def test_the_peak_of_other_schedulers_is_known_or_asked_for():
+    model = net(4).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cyclic = lr_scheduler.CyclicLR(optimizer, base_lr=0.1, max_lr=0.8, cycle_momentum=False)
+    at_once = mu.GrowthSchedule(20, warmup=0.0)
+    assert rates(mu.rewarm_(mu.Run(model, optimizer, cyclic), at_once)) == [0.4]
+    assert rates(mu.rewarm_(mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.1)), at_once)) == [0.05]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plateau = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for loss in (1.0, 2.0):
+        plateau.step(loss)
+    run = mu.Run(model, optimizer, plateau)
+    assert rates(run) == pytest.approx([0.01])
+    refusal(lambda: mu.rewarm_(run, at_once), "rates.no_peak_known", where="SGD")
+    assert rates(mu.rewarm_(run, at_once, peak_lr=0.05)) == pytest.approx([0.05])
 
 
 def test_what_cannot_be_started_is_refused_with_lines_that_work():
@@ -114,7 +134,7 @@ def test_what_cannot_be_started_is_refused_with_lines_that_work():
         wide = mu.grow(run, wide_net)
     refusal(lambda: mu.rewarm_(wide, NEW, peak_lr=1e-3), "rates.no_peak_known", where="AdamW")
     mu.set_lr_(wide.optimizer, 1e-3)
-    assert set(rates(mu.rewarm_(wide, mu.GrowthSchedule(20, warmup=0.0)))) == {1e-3}
+    assert set(rates(mu.rewarm_(wide, mu.GrowthSchedule(20, warmup=0.0)))) == {5e-4}
     refusal(lambda: mu.rewarm_(mu.Run(wide.model), NEW), "run.no_optimizers")
     refusal(lambda: mu.rewarm_(wide, 1000), "argument.wrong_type", where="mu.GrowthSchedule(1000)")  # type: ignore[arg-type]
     refusal(lambda: mu.rewarm_(wide, NEW, peak_lr=0.0), "argument.not_a_number", where="peak_lr")

@@ -12,7 +12,7 @@ from ..jobs.job import Move
 from ..jobs.worker import run_job
 from ..noise.kinds import Noise
 from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
-from ..noise.resolved import NoisePlan
+from ..noise.resolved import NoisePlan, refuse_in_parts
 from ..plans.plan import Plan
 from ..runs.provenance import reference_of
 from ..storage.location import Location, absolute
@@ -48,6 +48,7 @@ def write_grown(
             seed=unused_seed(seed, early, history.seeds),
             since=early,
         )
+        refuse_in_parts(resolved)
     wide = make(resolved)
     about: dict[str, Any] = {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""Spectral norms and means of tensors where they lie: rows are read in stretches, and no matrix of more than 16 million entries is held whole."""
+"""Spectral norms, root mean squares and means of tensors where they lie: rows are read in stretches, and no matrix of more than 16 million entries is held whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..tensors.spectral import streamed_spectral_norm
 from .norm_journal import NormJournal
 
 _STRETCH = 1 << 24
-"""Bytes of float64 that a mean is summed over at a time."""
+"""Bytes of float64 that are summed over at a time."""
 
 
 def measured_in(
@@ -65,7 +65,13 @@ def measured_by(parts: Sequence[StoredBase], shape: tuple[int, ...], what: Stati
     """A statistic of one base tensor of `shape`, from its stored parts."""
     read = _rows(parts)
     if what == "mean":
-        return _mean(partial(read, ()), shape)
+        return _total(partial(read, ()), shape) / shape[0]
+    if what == "rms":
+        squares = _total(lambda first, last: read((), first, last).double().square(), shape)
+        return (squares.sum() / prod(shape)).sqrt()
+    if what == "each_rms":
+        each = [read((i,), 0, shape[1]).double().square().mean() for i in range(shape[0])]
+        return torch.stack(each).sqrt()
     if len(shape) < 2:
         length: Tensor = torch.linalg.vector_norm(read((), 0, prod(shape)).double())
         return length
@@ -75,14 +81,14 @@ def measured_by(parts: Sequence[StoredBase], shape: tuple[int, ...], what: Stati
     return torch.stack([streamed_spectral_norm(partial(read, (i,)), size) for i in range(shape[0])])
 
 
-def _mean(read: Callable[[int, int], Tensor], shape: tuple[int, ...]) -> Tensor:
-    """The mean of all rows, as many of them at a time as `_STRETCH` bytes of float64 hold."""
+def _total(read: Callable[[int, int], Tensor], shape: tuple[int, ...]) -> Tensor:
+    """The sum of all rows, as many of them at a time as `_STRETCH` bytes of float64 hold."""
     rows, width = shape[0], prod(shape[1:])
     total = torch.zeros(width, dtype=torch.float64, device="cpu")
     step = max(1, _STRETCH // (8 * max(1, width)))
     for first in range(0, rows, step):
         total += read(first, min(rows, first + step)).double().sum(0)
-    return total / rows
+    return total
 
 
 def _rows(parts: Sequence[StoredBase]) -> Callable[[tuple[int, ...], int, int], Tensor]:

@@ -21,6 +21,7 @@ from ..planning.search.search import Found
 from ..plans.ends import identity_plan
 from ..plans.plan import Plan
 from ..rules.axes import Layout
+from ..rules.products import Ways
 from ..tensors.expand import expand
 from ..tensors.random_states import forked
 from .configs import edits, nested_configs
@@ -74,7 +75,7 @@ def search_small(
             },
             plus_one=told.plus_one,
         ),
-        pad=_padded(base_model, wide_model),
+        ways=Ways("padded" if _padded(base_model, wide_model) else "copies"),
         seconds=SECONDS,
         both_modes=False,  # needs are part of a job, which is resumed by its text
     )

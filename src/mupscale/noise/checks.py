@@ -11,7 +11,7 @@ from ..arguments import wrong_whole
 from ..errors import Fault
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
-from .kinds import Noise, PairedNoise, Sigma, SignalNoise, each, relative_size
+from .kinds import NewUnits, Noise, PairedNoise, Sigma, SignalNoise, SplitNoise, each, relative_size
 from .measures import Measure, measured
 from .where import Exempt, has_copies, noisy_weights, pairing
 
@@ -22,6 +22,9 @@ def unknown_names(
     """Faults for tensors that the noise names or needs and that are missing."""
     faults = wrong_whole("seed", seed)
     noisy = noisy_weights(plan, exempt, vectors=noise.vectors)
+    if isinstance(noise, (NewUnits, SplitNoise)):
+        noisy = {name: entry for name, entry in noisy.items() if entry.new or entry.padded}
+        return faults if callable(base) else [*faults, *_not_in_base(base, noisy, plan)]
     if (relative := relative_size(noise)) is not None:
         if isinstance(relative, Mapping):
             faults += [*_unmatched(relative, noisy), *_new_alone(relative, noisy)]

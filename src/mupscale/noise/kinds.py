@@ -1,12 +1,13 @@
-"""The kinds of noise that a user writes: one σ̄, a size relative to each weight, or noise that sums to zero over copies."""
+"""The kinds of noise that a user writes: noise that parts copies, and what new units become when they wake."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import ClassVar, Literal, get_args
 
-from ..arguments import wrong_kind, wrong_number
+from ..arguments import shown, wrong_kind, wrong_number
 from ..errors import Fault
 from ..rules.noise_defaults import DEFAULT_T, LARGEST_T
 
@@ -65,21 +66,75 @@ class PairedNoise:
     t: float | Mapping[str, float] | None = None
 
 
-Noise = MupNoise | SignalNoise | PairedNoise
-CLASSES: Mapping[str, Callable[[float], Noise]] = {"t": SignalNoise, "sigma": MupNoise, "paired": PairedNoise}
+Readers = Literal["copied", "random"]
+
+
+@dataclass(frozen=True)
+class NewUnits:
+    """What new units read when they wake, while nothing reads them: outputs move by rounding only.
+
+    With `readers="random"` a weight of a new unit is normal noise of `size` times the root mean square of the trained
+    weight. With "copied" it is the weight of a trained unit plus that noise, and its bias and gain are that unit's.
+    Spaces that the plan grows by copies are parted as by `SplitNoise`.
+
+    >>> import torch, mupscale as mu
+    >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.Tanh(), torch.nn.Linear(n, 1))
+    >>> base, x = make(4), torch.ones(1, 3)
+    >>> plan = mu.infer_plan(base, lambda: make(6), pad=True, example_inputs=(x,))
+    >>> wide = mu.upscale(base, lambda: make(6), NewUnits("random"), plan=plan).model
+    >>> bool((wide[0].weight[4:] != 0).all()), torch.allclose(wide(x), base(x), atol=1e-6)
+    (True, True)
+    """
+
+    readers: Readers = "copied"
+    size: float = 1.0
+    vectors: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class SplitNoise:
+    """Each weight that reads copies goes whole to one of them, drawn at random: outputs do not move, copies part.
+
+    Of k copies one is read with k times its share, and the others with 0. Weights that only write copies stay as they are.
+
+    >>> import torch, mupscale as mu
+    >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.Tanh(), torch.nn.Linear(n, 1))
+    >>> base = make(4)
+    >>> wide = mu.upscale(base, lambda: make(8), SplitNoise()).model
+    >>> torch.equal(wide[2].weight.view(1, 4, 2).sum(2), base[2].weight)
+    True
+    """
+
+    vectors: ClassVar[bool] = False
+
+
+LaterNoise = MupNoise | SignalNoise
+"""The kinds that can be added after growth too: the others keep outputs only while copies are equal and new units zero."""
+AddedNoise = LaterNoise | PairedNoise
+"""The schemes that have a size and are added to copies."""
+Noise = AddedNoise | NewUnits | SplitNoise
+CLASSES: Mapping[str, Callable[[float], AddedNoise]] = {
+    "t": SignalNoise,
+    "sigma": MupNoise,
+    "paired": PairedNoise,
+}
 """The class of every scheme in `rules/schemes.py`, by its name."""
 EXAMPLES = f"MupNoise(0.1), SignalNoise({DEFAULT_T}) or PairedNoise(1.0)"
 """The three schemes as messages show them."""
 
 
 def wrong_noise(noise: object) -> list[Fault]:
-    """Faults unless this is one of the three noise schemes and its sizes are valid numbers.
+    """Faults unless this is a kind of noise and its sizes are valid numbers.
 
     >>> [fault.code for fault in wrong_noise(0.1)]
     ['argument.wrong_type']
     """
     if not isinstance(noise, Noise):
-        return wrong_kind("noise", noise, (MupNoise, SignalNoise, PairedNoise), f"write {EXAMPLES}")
+        return wrong_kind("noise", noise, get_args(Noise), f"write {EXAMPLES}")
+    if isinstance(noise, SplitNoise):
+        return []
+    if isinstance(noise, NewUnits):
+        return _wrong_new_units(noise)
     if isinstance(noise, PairedNoise) and (noise.sigma is None) == (noise.t is None):
         return [
             Fault(
@@ -107,6 +162,14 @@ def wrong_noise(noise: object) -> list[Fault]:
     return faults
 
 
+def _wrong_new_units(noise: NewUnits) -> list[Fault]:
+    faults = wrong_number("size", noise.size, "write NewUnits(size=1.0), or another number")
+    if noise.readers not in get_args(Readers):
+        what = f"it is {shown(noise.readers)}, and new units are copied or random"
+        faults.append(Fault("noise.unknown_readers", "readers", what, 'write readers="copied" or "random"'))
+    return faults
+
+
 def _wrong_t(where: str, t: object, remedy: str) -> list[Fault]:
     """A fault unless t is a number of zero or more, and not larger than the weight that noise is added to."""
     faults = wrong_number(where, t, remedy)
@@ -124,13 +187,13 @@ def each(sigma: Sigma) -> tuple[float, ...]:
 
 def relative_size(noise: Noise) -> float | Mapping[str, float] | None:
     """t, if the noise is sized relative to each weight."""
-    return None if isinstance(noise, MupNoise) else noise.t
+    return noise.t if isinstance(noise, (SignalNoise, PairedNoise)) else None
 
 
 def given_size(noise: Noise) -> float | Mapping[str, float] | Mapping[str, Sigma] | None:
-    """What the user gave as the size: t, or σ̄."""
+    """What the user gave as the size of noise that is added to copies: t, or σ̄."""
     relative = relative_size(noise)
-    return relative if relative is not None or isinstance(noise, SignalNoise) else noise.sigma
+    return noise.sigma if relative is None and isinstance(noise, (MupNoise, PairedNoise)) else relative
 
 
 def t_of(t: float | Mapping[str, float], name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What noise needs to know of the base's tensors: their norms, and the mean row of a table of words."""
+"""What noise needs to know of the base's tensors: norms, root mean squares, and the mean row of a table of words."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..tensors.expand import expand
 from ..tensors.making import Making
 from ..tensors.spectral import spectral_norms
 
-Statistic = Literal["norm", "norms", "mean"]
-"""The spectral norm of a tensor, that of every matrix along dimension 0, or the mean of its rows. The norm of a vector is its
-length."""
+Statistic = Literal["norm", "norms", "rms", "each_rms", "mean"]
+"""The spectral norm of a tensor or of every matrix along dimension 0, the root mean square of either, or the mean of its rows.
+The norm of a vector is its length."""
 Measure = Callable[[str, Statistic], Tensor]
 """A statistic of the source of a wide tensor."""
 Wanted = tuple[str, Statistic]
@@ -32,6 +32,9 @@ def statistic(weight: Tensor, what: Statistic) -> Tensor:
     """
     if what == "mean":
         return exact(weight.detach()).mean(0).reshape(-1)
+    if what in ("rms", "each_rms"):
+        rows = exact(weight.detach()).reshape(1 if what == "rms" else len(weight), -1)
+        return rows.square().mean(1).sqrt()
     if weight.dim() < 2:
         length: Tensor = torch.linalg.vector_norm(exact(weight.detach()))
         return length

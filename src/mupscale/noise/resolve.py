@@ -1,5 +1,8 @@
 """How much noise each tensor gets: a kind of noise, resolved to one reference constant σ̄ per tensor.
 
+Copies get noise that is added, or each entry that reads them goes whole to one of them. Zeros get noise of the size of
+trained weights, alone or added to copies of trained units.
+
 The absolute size is σ̄ · fold · q with q from `rules/sizes.py`; nothing here knows a power of the width.
 Noise is added after the division by k, to weights and to every copy of them (averages, master weights), and
 never to moments. Which weights get noise is the rule of `where.py`.
@@ -22,7 +25,19 @@ from ..plans.tensor_plan import Becomes, TensorPlan
 from ..rules.noise_defaults import WAKE
 from ..tensors.spectral import gaussian_norm
 from .checks import unknown_names
-from .kinds import Noise, PairedNoise, Sigma, SignalNoise, each, given_size, relative_size, t_of, wrong_noise
+from .kinds import (
+    NewUnits,
+    Noise,
+    PairedNoise,
+    Sigma,
+    SignalNoise,
+    SplitNoise,
+    each,
+    given_size,
+    relative_size,
+    t_of,
+    wrong_noise,
+)
 from .measures import Measure, Statistic, Wanted, measured, statistic
 from .resolved import NoisePlan, ResolvedNoise, reference_size, sized
 from .where import Exempt, has_copies, noisy_weights, pairing, woken_values
@@ -65,11 +80,17 @@ def resolve_noise(
         one = of_kind(name, noise, plan, measure, float(reference_size(name, plan, since)))
         if one != ResolvedNoise():
             found[name] = one
-        if one.sigma is None and (entry.new or has_copies(entry)):
+        if one.sigma is None and one.split is None and (entry.new or has_copies(entry)):
             without.append(name)
     for name, becomes in {} if _is_silent(noise) else woken_values(plan, exempt).items():
         one = found.get(name, ResolvedNoise())
-        found[name] = replace(one, woken=one.woken or 0.0, mean=_mean(name, becomes, plan, measure))
+        copied = _copies_units(noise) and becomes != "mean"
+        mean = None if copied else _mean(name, becomes, plan, measure)
+        found[name] = replace(one, woken=one.woken or 0.0, copied=one.copied or copied, mean=mean)
+    if _copies_units(noise):
+        for name, entry in noisy_weights(plan, exempt, vectors=True).items():
+            if name not in found and entry.padded and entry.sleep.wakes:
+                found[name] = ResolvedNoise(woken=0.0, copied=True)  # biases, which get no noise
     _refuse_asleep(found, plan)
     tensors = {
         name: sized(replace(one, without_row=exempt.padding.get(name)), name, plan, since)
@@ -93,7 +114,9 @@ def norms_wanted(
 
     def note(name: str, what: Statistic) -> Tensor:
         shape = plan[name].base_shape
-        wanted[name, what] = {"norm": 1, "norms": prod(shape[:1]), "mean": prod(shape[1:])}[what]
+        each_one, row = prod(shape[:1]), prod(shape[1:])
+        sizes = {"norm": 1, "norms": each_one, "rms": 1, "each_rms": each_one, "mean": row}
+        wanted[name, what] = sizes[what]
         return torch.ones(wanted[name, what], device="cpu")
 
     resolve_noise(note, noise, plan=plan, since=since, exempt=exempt)
@@ -115,14 +138,19 @@ def _padded(name: str, noise: Noise, plan: Plan, measure: Measure, size: float) 
     copies = _copied(name, noise, plan, measure, size) if has_copies(entry) else ResolvedNoise()
     if _is_silent(noise):
         return copies
-    matrix = len(entry.axes) > 1 and not entry.gain and entry.sleep.wakes
-    return replace(
-        copies, woken=_relative_sigma(WAKE, entry, partial(measure, name), size) if matrix else 0.0
-    )
+    woken: Sigma = 0.0
+    if len(entry.axes) > 1 and not entry.gain and entry.sleep.wakes:
+        if isinstance(noise, NewUnits):
+            woken = _trained_sigma(noise.size, entry, partial(measure, name), size)
+        else:
+            woken = _relative_sigma(WAKE, entry, partial(measure, name), size)
+    return replace(copies, woken=woken, copied=_copies_units(noise) and entry.sleep.wakes)
 
 
 def _copied(name: str, noise: Noise, plan: Plan, measure: Measure, size: float) -> ResolvedNoise:
     """The noise of a tensor with copies; none if it is left out, or has no copies that the noise could be paired over."""
+    if isinstance(noise, (NewUnits, SplitNoise)):
+        return ResolvedNoise(split=pairing(plan[name]))
     paired = pairing(plan[name]) if isinstance(noise, PairedNoise) else None
     relative = relative_size(noise)
     t = None if relative is None else t_of(relative, name)
@@ -165,14 +193,25 @@ def _given_to_new(name: str, noise: Noise) -> Sigma | None:
     """The σ̄ that is given for a new tensor: 0 where patterns of t leave it out, None where it wakes as usual."""
     if (relative := relative_size(noise)) is not None:
         return None if t_of(relative, name) else 0.0
+    if isinstance(noise, (NewUnits, SplitNoise)):
+        return None
     assert not isinstance(noise, SignalNoise)
     return noise.sigma.get(name) if isinstance(noise.sigma, Mapping) else None
 
 
 def _is_silent(noise: Noise) -> bool:
     """Whether the noise is zero everywhere, which leaves new tensors asleep too."""
+    if isinstance(noise, NewUnits):
+        return noise.readers == "random" and not noise.size
+    if isinstance(noise, SplitNoise):
+        return False
     size = given_size(noise)
     return all(not value for value in (size.values() if isinstance(size, Mapping) else [size]))
+
+
+def _copies_units(noise: Noise) -> bool:
+    """Whether zeros become copies of trained units."""
+    return isinstance(noise, NewUnits) and noise.readers == "copied"
 
 
 def _measure_one_expert(name: str, plan: Plan, measure: Measure) -> Callable[[Statistic], Tensor]:
@@ -216,13 +255,31 @@ def _relative_sigma(
     A stack of experts has a σ̄ for each matrix. Experts that are copies of a dense layer have the norm of that layer, and
     share one.
     """
-    experts = len(entry.axes) == 3 and [axis.grows for axis in entry.axes] == [False, True, True]
-    stacked = experts and entry.stack is None
+    stacked = _is_stacked(entry)
     matrix = entry.wide_shape[1:] if stacked or entry.stack == 0 else entry.wide_shape
     delta = gaussian_norm(max(1, prod(matrix[:1])), prod(matrix[1:])) * size
     norms = measure("norms" if stacked else "norm").reshape(-1).tolist()
     sigmas = [_rounded(norm * t * copied_norm(entry) / delta) for norm in norms]
     return tuple(sigmas) if stacked else sigmas[0]
+
+
+def _trained_sigma(
+    size: float, entry: TensorPlan, measure: Callable[[Statistic], Tensor], reference: float
+) -> Sigma:
+    """The σ̄ at which noise has `size` times the root mean square of the entries that the wide tensor takes from the base.
+
+    A stack of experts has a σ̄ for each matrix.
+    """
+    stacked = _is_stacked(entry)
+    found = measure("each_rms" if stacked else "rms").reshape(-1).tolist()
+    sigmas = [_rounded(rms * size * float(entry.change.s) / reference) for rms in found]
+    return tuple(sigmas) if stacked else sigmas[0]
+
+
+def _is_stacked(entry: TensorPlan) -> bool:
+    """Whether dimension 0 counts experts that are matrices of their own in the base."""
+    grows = [axis.grows for axis in entry.axes]
+    return grows == [False, True, True] and entry.stack is None
 
 
 def _rounded(sigma: float) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from ..errors import MupscaleError
+from ..errors import Fault, MupscaleError, raise_faults
 from ..files.strict import refuse_malformed
 from ..frozen import freeze_mappings
 from ..plans.plan import Plan
@@ -30,10 +30,14 @@ class ResolvedNoise:
     """σ̄ of the copies, or of a new tensor; None if they get no noise."""
     paired: int | None = None
     """The dimension along which the noise sums to zero over copies."""
+    split: int | None = None
+    """The dimension along which each entry goes whole to one of its copies."""
     without_row: int | None = None
     """The padding row of an embedding, which gets no noise."""
     woken: Sigma | None = None
     """σ̄ of the zeros behind copies; 0 for gains, which get a level; None where zeros get what copies get."""
+    copied: bool = False
+    """Whether zeros become copies of trained units besides their noise."""
     mean: tuple[float, ...] | None = None
     """The mean row of a table of the base, which its new words become. Of a gain, one number: its root mean square."""
     std: Sigma = 0.0
@@ -57,9 +61,11 @@ class NoisePlan:
     def tensor(self, name: str) -> TensorNoise | None:
         """The noise of one tensor, or None."""
         one = self.tensors.get(name)
-        if one is None or (one.std == 0 and one.zeros is None):
+        if one is None or (one.std == 0 and one.zeros is None and one.split is None):
             return None
-        return TensorNoise(Stream(self.seed, name), one.std, one.paired, one.without_row, one.zeros)
+        return TensorNoise(
+            Stream(self.seed, name), one.std, one.paired, one.without_row, one.zeros, one.split
+        )
 
     def as_json(self) -> dict[str, Any]:
         """What `restore_noise` needs to draw the same bits again."""
@@ -67,7 +73,7 @@ class NoisePlan:
             key: {
                 name: list(value) if field == "mean" else value
                 for name, one in self.tensors.items()
-                if (value := getattr(one, field)) is not None
+                if (value := getattr(one, field)) is not None and value is not False
             }
             for key, (field, _) in _STORED.items()
         }
@@ -103,6 +109,18 @@ def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = No
         return NoisePlan(tensors, int(record["seed"]), tuple(record["without"]))
 
 
+def refuse_in_parts(noise: NoisePlan) -> None:
+    """Raise if noise copies units or splits entries: tensors that are written in parts, to files or by ranks, cannot have it."""
+    what = "its new units are copies, or its entries are split over copies, which only a live model in one process can have"
+    remedy = 'write NewUnits("random") if the plan copies nothing, else SignalNoise, MupNoise or PairedNoise'
+    faults = [
+        Fault("noise.live_models_only", name, what, remedy)
+        for name, one in noise.tensors.items()
+        if one.copied or one.split is not None
+    ]
+    raise_faults("this noise cannot be written in parts", faults)
+
+
 def _sigma(value: Any) -> Sigma:
     return tuple(map(float, value)) if isinstance(value, (list, tuple)) else float(value)
 
@@ -112,30 +130,34 @@ _STORED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "paired": ("paired", int),
     "rows": ("without_row", int),
     "woken": ("woken", _sigma),
+    "split": ("split", int),
+    "copied": ("copied", bool),
     "means": ("mean", lambda row: tuple(map(float, row))),
 }
 """Key of a record, with values by tensor -> the field of `ResolvedNoise`, and how it is read."""
-_OPTIONAL = ("woken", "means")
-"""Keys that records of noise for copies alone do not have."""
+_OPTIONAL = ("woken", "split", "copied", "means")
+"""Keys that records of noise that is added to copies do not have."""
 
 
 def sized(one: ResolvedNoise, name: str, plan: Plan, since: Plan | None) -> ResolvedNoise:
     """The noise of a tensor with the absolute sizes that follow from its σ̄.
 
     Zeros get noise, and besides it what the `Sleep` of their tensor says: the fold of a gain, which is 1 in a fresh model,
-    the root mean square of the base's entries, or its mean row.
+    the root mean square of the base's entries, or its mean row. A gain that is copied has no level: its fold is in s.
     """
     entry, size, zeros = plan[name], float(reference_size(name, plan, since)), None
     if one.woken is not None:
         sleep, level, row = entry.sleep, 0.0, None
-        if sleep.becomes == "fold":
+        if one.copied and sleep.becomes != "mean":
+            pass
+        elif sleep.becomes == "fold":
             early = ONE if since is None else since[entry.sources[0]].fold
             level = float(early * entry.fold) - entry.shift
         elif sleep.becomes == "typical" and one.mean is not None:
             level = one.mean[0] * float(entry.change.s)
         elif one.mean is not None:
             row = wide_row(entry, one.mean)
-        zeros = Waking(_times(one.woken, size), sleep.cut, level, row)
+        zeros = Waking(_times(one.woken, size), sleep.cut, level, row, one.copied)
     return replace(one, std=0.0 if one.sigma is None else _times(one.sigma, size), zeros=zeros)
 
 

@@ -6,7 +6,7 @@ Made by comparing two models; completed by declarations and by the search; turne
 ...     model = nn.Sequential(nn.Linear(3, n))
 ...     model.register_parameter("gain", nn.Parameter(torch.ones(n)))
 ...     return model
->>> made, _ = draft(make(4), make(8), False, None)
+>>> made, _ = draft(make(4), make(8), Ways(), None)
 >>> made.entries["0.weight"].roles  # nn.Linear says so
 {0: 'out', 1: 'in'}
 >>> [entry.name for entry in made.open]  # nothing says what a raw parameter is
@@ -28,7 +28,7 @@ from ..models.names import Kind, module_paths, name_in, named_tensors, unique_te
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
 from ..rules.axes import Axis, Layout, Role
-from ..rules.products import Factor
+from ..rules.products import Factor, Ways
 from ..rules.scale import ONE, Scale
 from ..tensors.making import Fill
 from .facts import modules
@@ -66,7 +66,7 @@ class DraftEntry:
         """The dimensions whose size differs."""
         return [d for d, (a, b) in enumerate(zip(self.base_shape, self.wide_shape, strict=True)) if a != b]
 
-    def plan(self, pad: bool) -> TensorPlan:
+    def plan(self, ways: Ways) -> TensorPlan:
         """The frozen entry; raises if a layout does not fit the two sizes."""
         axes = []
         for dim, (a, b) in enumerate(zip(self.base_shape, self.wide_shape, strict=True)):
@@ -81,7 +81,7 @@ class DraftEntry:
                             code="layout.other_sizes",
                         )
                 else:
-                    axis = Axis.between(a, b, role, layout, pad) if a != b else Axis.fixed(a)  # type: ignore[arg-type]
+                    axis = Axis.between(a, b, role, layout, ways) if a != b else Axis.fixed(a)  # type: ignore[arg-type]
             except MupscaleError as error:
                 raise MupscaleError(f"axis {dim}: {error.claim}", code=error.code) from None
             axes.append(axis)
@@ -126,7 +126,7 @@ class Draft:
     ties: Mapping[str, str]
     conflicts: Mapping[str, str]
     """Tied tensors that one use wants as "in" and another as "out": name -> the reading use."""
-    pad: bool
+    ways: Ways
     models: tuple[nn.Module, nn.Module]
 
     @property
@@ -137,7 +137,7 @@ class Draft:
     def axis(self, entry: DraftEntry, dim: int) -> Axis | None:
         """One axis of a tensor as it is laid out so far; None if the layout does not fit the two sizes."""
         try:
-            return entry.plan(self.pad).axes[dim]
+            return entry.plan(self.ways).axes[dim]
         except MupscaleError:
             return None
 
@@ -174,7 +174,7 @@ class Draft:
         faults: list[Fault] = []
         for name, entry in self.entries.items():
             try:
-                tensors[name] = self._like_its_gain(entry).plan(self.pad)
+                tensors[name] = self._like_its_gain(entry).plan(self.ways)
             except MupscaleError as error:
                 faults.append(Fault(error.code, name, error.claim))
         raise_faults("no plan fits these two models", faults)
@@ -184,7 +184,7 @@ class Draft:
 
 
 def draft(
-    base: nn.Module, wide: nn.Module, pad: bool, again: nn.Module | None, measured: bool = False
+    base: nn.Module, wide: nn.Module, ways: Ways, again: nn.Module | None, measured: bool = False
 ) -> tuple[Draft, list[Fault]]:
     """Compare two models: which axes grow, and what their modules say about them.
 
@@ -201,7 +201,7 @@ def draft(
     conflicts: dict[str, str] = {}
     others = {} if again is None else {n: t for n, _, t in named_tensors(again)}
     for path, module in owners[0].items():
-        faults += modules.unsupported(module, owners[1][path], path) if path in owners[1] else []
+        faults += modules.unsupported(module, owners[1][path], path, ways) if path in owners[1] else []
     for name, (kind, tensor) in goal.items():
         if name not in found:
             continue
@@ -216,7 +216,7 @@ def draft(
                 )
             )
             continue
-        entry, problems = _entry(name, kind, (source, tensor), owners, pad)
+        entry, problems = _entry(name, kind, (source, tensor), owners, ways)
         if kind == "buffer" and not entry.growing:
             entry, problems = _fixed_buffer(entry, source, tensor, others.get(name))
             problems = [] if measured else problems
@@ -230,7 +230,7 @@ def draft(
             if embeds:
                 entries[owner] = replace(entry, name=owner)
             conflicts[owner] = owner if embeds else name
-    return Draft(entries, ties, conflicts, pad, (base, wide)), faults
+    return Draft(entries, ties, conflicts, ways, (base, wide)), faults
 
 
 def _entry(
@@ -238,7 +238,7 @@ def _entry(
     kind: Kind,
     tensors: tuple[torch.Tensor, torch.Tensor],
     owners: tuple[dict[str, nn.Module], ...],
-    pad: bool,
+    ways: Ways,
 ) -> tuple[DraftEntry, list[Fault]]:
     """One tensor with the roles that its module gives it, and the reasons why it cannot grow."""
     source, tensor = tensors
@@ -249,7 +249,7 @@ def _entry(
     entry = DraftEntry(name, kind, tuple(source.shape), tuple(tensor.shape), pair, None, {})
     kind_of = parametrized(name, owners[0]) if kind == "parameter" else None
     if kind_of == "WeightNorm":  # its gain may absorb a fold although it does not grow itself
-        normed, problems = weight_norm_facts(name, owners, pad)
+        normed, problems = weight_norm_facts(name, owners, ways)
         return replace(entry, **vars(normed)) if normed else entry, problems
     if not entry.growing:
         return replace(entry, roles={}), []
@@ -264,7 +264,7 @@ def _entry(
                 "remove it first: torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')",
             )
         ]
-    known = modules.facts(*pair, leaf, parents, pad)
+    known = modules.facts(*pair, leaf, parents, ways)
     roles = known.roles
     if roles is not None and any(dim not in roles for dim in entry.growing):
         return entry, []  # a dimension that is no width, such as the rows of a table: what it means is open

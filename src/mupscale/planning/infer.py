@@ -8,6 +8,7 @@ gradient identity decides. A plan that passes is exact for these models; one tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +27,10 @@ from ..models.need import REACHED, Need
 from ..plans.plan import Plan, Proof
 from ..proofs.identity import Loss, deviation
 from ..proofs.modes import measured_modes, mode_needs
+from ..rules.products import COPIES, By, Ways
 from ..rules.scale import Exact, Scale
 from ..tensors.random_states import forked
+from .awake import cut_for_waking
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
@@ -36,8 +39,11 @@ from .facts.modules import dropout_of_modules, leaking_pads, row_of
 from .facts.padded_norms import padded_norms, streams_by_size, unpaddable, with_streams
 from .facts.unwritten import reading_faults
 from .knobs import copies, layout_knobs
+from .search.not_found import NoPlanError
 from .search.search import Found, search
 
+UNITS_SECONDS = 30.0
+"""CPU seconds of a search by new units, a quarter of what any other search has, because copies are tried after it."""
 _MEASURE = "pass loss= or example_inputs=, and the gradient identity decides"
 
 
@@ -51,13 +57,16 @@ def infer_plan(
     layouts: Mapping[str, LayoutSpec] | None = None,
     folds: Mapping[str, Exact] | None = None,
     plus_one: Sequence[str] = (),
-    pad: bool = False,
+    by: By = "copies",
     order: Orders | None = None,
 ) -> Plan:
     """The plan from `base` to `wide`, each a module or a function without arguments that builds one.
 
     Axes that differ in size grow. `roles`, `layouts`, `folds` and `plus_one` declare what cannot be
-    inferred, by name pattern. `pad=True` allows sizes that are not a whole multiple: k·n + p with p zeros.
+    inferred, by name pattern. `by="units"` adds
+    new units, zeros behind the units of the base, at any size; a space that cannot have zeros, as one that LayerNorm
+    averages over, grows by copies in the same plan. `by="padded"` makes copies, and zeros where no whole number of copies
+    fits.
     With `loss(model)`, a function that returns one number for a batch, the plan is measured: layouts that shapes
     leave open are decided by the gradient identity, and the result is exact for these models. `example_inputs`, a tuple
     or a dict for `forward`, does the same for a projection of the outputs. Without either, `plan.proved` says whether
@@ -76,7 +85,7 @@ def infer_plan(
     raise_faults("these declarations cannot be read", declared.faults())
     measure = measured_with(loss, example_inputs)
     if order is not None:
-        if measure is None or declared != Declared({}, {}, {}, ()) or pad:
+        if measure is None or declared != Declared({}, {}, {}, ()) or by != "copies":
             what = "new blocks are found by a measurement at one width"
             remedy = "pass loss= or example_inputs= and no declarations; grow the width with a second plan, and then()"
             raise MupscaleError(
@@ -85,8 +94,8 @@ def infer_plan(
         deeper = deeper_plan(base, wide, measure, order)
         return replace(deeper, proof="outputs") if isinstance(measure, Projection) else deeper
     if measure is not None:
-        return find_plan(base, wide, measure, declared, pad).plan
-    made, _ = _opened(base, wide, declared, pad)
+        return find_plan(base, wide, measure, declared, Ways(by)).plan
+    made, _ = _opened(base, wide, declared, Ways(by))
     raise_faults("a plan needs more than the shapes of these two models", _undecided(made))
     plan = with_streams(made, streams_by_size(made)).plan()
     # Layouts that were declared are compared with what modules write and read; nothing checks the rest.
@@ -106,7 +115,7 @@ def plan_between(
     layouts: Mapping[str, LayoutSpec] | None = None,
     folds: Mapping[str, Exact] | None = None,
     plus_one: Sequence[str] = (),
-    pad: bool = False,
+    by: By = "copies",
     order: Orders | None = None,
 ) -> Plan:
     """The plan from `make(base)` to `make(wide)`: two sizes of one factory. The rest is as for `infer_plan`.
@@ -125,7 +134,7 @@ def plan_between(
         layouts=layouts,
         folds=folds,
         plus_one=plus_one,
-        pad=pad,
+        by=by,
         order=order,
     )
 
@@ -147,15 +156,39 @@ def find_plan(
     wide: Make,
     loss: Loss,
     declared: Declared,
-    pad: bool = False,
+    ways: Ways = COPIES,
     seconds: float | None = None,
     both_modes: bool = True,
 ) -> Found:
     """The plan that passes the gradient identity of `loss`, with what the search measured on its way.
 
-    The plan that was found is measured once more in the other mode, train or eval, unless `both_modes` is false.
+    The plan that was found is measured once more in the other mode, train or eval, unless `both_modes` is false. Where no
+    plan by new units is exact, the spaces at fault grow by copies.
     """
-    made, models = _opened(base, wide, declared, pad, measured=True)
+    limit = UNITS_SECONDS if seconds is None and ways.by == "units" else seconds
+    try:
+        return _found(base, wide, loss, declared, ways, limit, both_modes)
+    except NoPlanError as error:
+        if ways.by != "units":
+            raise
+        sizes = ways.copied | error.sizes
+        # Where no space shows that zeros do not pass through it, all of them grow by copies.
+        again = Ways("units", sizes) if sizes != ways.copied else COPIES
+        with suppress(MupscaleError if again is COPIES else ()):
+            return find_plan(base, wide, loss, declared, again, seconds, both_modes)
+        raise
+
+
+def _found(
+    base: Make,
+    wide: Make,
+    loss: Loss,
+    declared: Declared,
+    ways: Ways,
+    seconds: float | None,
+    both_modes: bool,
+) -> Found:
+    made, models = _opened(base, wide, declared, ways, measured=True)
     if not isinstance(base, nn.Module):
         with forked():
             models = (base(), models[1])
@@ -167,7 +200,8 @@ def find_plan(
             modes = (
                 measured_modes(lambda: deviation(*pair, found.plan, loss), loss, *pair) if both_modes else {}
             )
-    plan = replace(found.plan, needs=found.plan.needs | observed.needs | mode_needs(modes))
+            plan = found.plan if ways.by != "units" else cut_for_waking(found.plan, *pair, loss)
+    plan = replace(plan, needs=plan.needs | observed.needs | mode_needs(modes))
     return replace(found, plan=proved_by(plan, loss, found.unreached, *models), modes=modes)
 
 
@@ -186,7 +220,7 @@ def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...], *models: nn.Mo
 
 
 def _opened(
-    base: Make, wide: Make, declared: Declared, pad: bool, measured: bool = False
+    base: Make, wide: Make, declared: Declared, ways: Ways, measured: bool = False
 ) -> tuple[Draft, tuple[nn.Module, nn.Module]]:
     """The draft with the roles of modules and all declarations, and the two models it was made from."""
     faults: list[Fault] = []
@@ -207,8 +241,11 @@ def _opened(
     raise_faults("the wide model has new blocks", missing_order(*models))
     # Built twice from two seeds, buffers that are drawn at random differ; a module can be built only once.
     again = None if isinstance(base, nn.Module) else build(base, seed=1)
-    made, faults = draft(*models, pad, again, measured)
+    made, faults = draft(*models, ways, again, measured)
     made, unused = declare(made, declared)
+    if ways.by == "units" and (sizes := frozenset(unpaddable(made).values()) - ways.copied):
+        # A norm that subtracts the mean of its space: such a space grows by copies.
+        return _opened(base, wide, declared, Ways("units", ways.copied | sizes), measured)
     copied = {name for name, entry in made.entries.items() if entry.kind == "buffer" and entry.layouts}
     faults = [fault for fault in faults if fault.where not in copied] + unused
     raise_faults("these two models cannot be planned", faults)
@@ -256,11 +293,11 @@ def _undecided(made: Draft) -> list[Fault]:
 
 def _undecided_pads(made: Draft) -> list[Fault]:
     """Zeros pass through activations that map 0 to 0; what a norm over them asks of other tensors is measured."""
-    faults = unpaddable(made)
+    faults = list(unpaddable(made))
     remedy = f"use whole multiples, or {_MEASURE}"
     padded = any(made.padded(entry, dim) for entry in made.entries.values() for dim in entry.growing)
     norms = {path: made.entries[gain].module[0] for path, gain in padded_norms(made).items()}
-    if made.pad and padded:
+    if made.ways.pads and padded:
         faults += leaking_pads(made.models[0], remedy)
         modules = made.models[0].named_modules()
         norms |= {p: m for p, m in modules if is_norm(m) and not isinstance(m, KNOWN_NORMS)}

@@ -23,6 +23,7 @@ from torch import nn
 from ..models.kinds import is_norm
 from ..models.names import pattern_of
 from ..rules.axes import Axis, Layout, Role
+from ..rules.products import COPIES, Ways
 from ..rules.scale import ONE, Scale
 from .draft import Draft, DraftEntry
 
@@ -127,7 +128,7 @@ def role_knobs(draft: Draft) -> Iterator[Knob]:
 
 def copies(draft: Draft, entry: DraftEntry, dim: int) -> Fraction:
     """How many copies an axis makes when its layout is plain."""
-    return Axis.between(entry.base_shape[dim], entry.wide_shape[dim], None, pad=draft.pad).k
+    return Axis.between(entry.base_shape[dim], entry.wide_shape[dim], None, ways=draft.ways).k
 
 
 def layout_knobs(draft: Draft, everywhere: bool = False) -> Iterator[Knob]:
@@ -165,7 +166,9 @@ def layout_knobs(draft: Draft, everywhere: bool = False) -> Iterator[Knob]:
         heads = bool((_HEADS_OUT if role == "out" else _HEADS_IN).match(leaf)) or role.startswith("open")
         layouts: list[Layout] = [*blocks, 1] if heads else [1, *blocks]
         if everywhere:
-            layouts += fused_layouts(entry, dim, found[name])
+            parts = parts_with_units(draft, entry, dim)
+            layouts = [*parts, *layouts] if heads else [*layouts, *parts]
+            layouts += fused_layouts(entry, dim, found[name], draft.ways)
         usable = [b for b in layouts if all(_fits(draft, n, d, b) for n, d in axes)]
         yield [Setting(layouts=per_name(axes, b)) for b in usable]
 
@@ -217,7 +220,44 @@ def _counts_for(
     return next(siblings, [])
 
 
-def fused_layouts(entry: DraftEntry, dim: int, counts: list[tuple[int, int]]) -> list[Layout]:
+def part_knobs(draft: Draft, decided: set[tuple[str, int]]) -> Iterator[Knob]:
+    """Rows that new units may follow part by part, as gates and ups in one matrix; `decided` are axes of other knobs."""
+    groups: dict[tuple[str, int, int], list[tuple[str, int]]] = {}
+    read = set()
+    for entry in draft.entries.values():
+        for dim in entry.growing if draft.ways.by == "units" and entry.kind == "parameter" else ():
+            sizes = (entry.base_shape[dim], entry.wide_shape[dim])
+            if (entry.roles or {}).get(dim) == "in":
+                read.add(sizes)
+            elif dim not in entry.layouts and (entry.name, dim) not in decided:
+                groups.setdefault((pattern_of(entry.name.rpartition(".")[0]), *sizes), []).append(
+                    (entry.name, dim)
+                )
+    for (_, n, m), axes in groups.items():
+        parts = parts_with_units(draft, draft.entries[axes[0][0]], axes[0][1])
+        # A space that something reads as a whole is probably no row of parts.
+        layouts = [1, *parts] if (n, m) in read else [*parts, 1]
+        if parts:
+            yield [Setting(layouts=per_name(axes, b)) for b in layouts]
+
+
+def parts_with_units(draft: Draft, entry: DraftEntry, dim: int) -> list[Layout]:
+    """Layouts of an axis whose equal parts each end with new units, for parts of a size that grows elsewhere.
+
+    The 48 rows of GPT-2's fused projection are 3 parts of the stream's size, 16. Doubled, they are 3 times 16 rows and 16
+    zeros, because the wide model takes its first 32 rows for the queries.
+    """
+    if draft.ways.by != "units":
+        return []
+    base, wide = entry.base_shape[dim], entry.wide_shape[dim]
+    sizes = {(e.base_shape[d], e.wide_shape[d]) for e in draft.entries.values() for d in e.growing}
+    parts = [(base // n, n, m - n) for n, m in sorted(sizes, reverse=True) if base % n == 0]
+    return [((c, 1), (n, 1, pad)) for c, n, pad in parts if c > 1 and c * (n + pad) == wide]
+
+
+def fused_layouts(
+    entry: DraftEntry, dim: int, counts: list[tuple[int, int]], ways: Ways = COPIES
+) -> list[Layout]:
     """Segments of fused projections of grouped attention: queries in groups, then keys and values.
 
     Phi-3 with 4 query heads, 2 key heads and head size 8 has a `qkv_proj` of (4 + 2·2)·8 = 64 rows. Doubled,
@@ -239,8 +279,12 @@ def fused_layouts(entry: DraftEntry, dim: int, counts: list[tuple[int, int]]) ->
             and base * goal == wide * rows
             and more % heads == 0
         ):
-            size, k = base // rows, more // heads
-            found.append((((kv, k), (heads // kv * size, 1)), ((2 * kv, k), (size, 1))))
+            size, k, group = base // rows, more // heads, heads // kv
+            if ways.by != "units":
+                found.append((((kv, k), (group * size, 1)), ((2 * kv, k), (size, 1))))
+            else:
+                pad = kv * (k - 1)
+                found.append((((kv, 1, pad), (group * size, 1)), ((2, 1), (kv, 1, pad), (size, 1))))
     return found
 
 
@@ -257,7 +301,7 @@ def _fits(draft: Draft, name: str, dim: int, layout: Layout) -> bool:
     a, b = entry.base_shape[dim], entry.wide_shape[dim]
     if not isinstance(layout, int):
         return True
-    return a % layout == 0 and b % layout == 0 and (draft.pad or (b // layout) % (a // layout) == 0)
+    return a % layout == 0 and b % layout == 0 and (draft.ways.pads or (b // layout) % (a // layout) == 0)
 
 
 def block_sizes(draft: Draft, entry: DraftEntry, dim: int, counts: list[tuple[int, int]]) -> list[int]:

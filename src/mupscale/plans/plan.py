@@ -301,6 +301,6 @@ def _exactness(value: Any) -> Exactness:
 def _refuse_edits(paths: Iterable[str]) -> None:
     """Raise for a plan of 0.2.0 that changes constants of the model's code, as the eps of a norm over zeros."""
     what = "the plan changes this constant of the model's code; plans now fold such constants into weights"
-    remedy = "grow the base by a new plan: mu.infer_plan(base, wide, loss=loss, pad=True)"
+    remedy = "grow the base by a new plan: mu.infer_plan(base, wide, loss=loss, by='units')"
     faults = [Fault("plan.edits_constants", path, what, remedy) for path in paths]
     raise_faults("this plan was made by mupscale 0.2.0", faults)

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from ..arguments import shown
 from ..errors import Fault, MupscaleError
-from .products import Factor, Piece, Product, align, as_text, compose, cut, grow, join, normal
+from .products import COPIES, Factor, Piece, Product, Ways, align, as_text, compose, cut, join, normal
 
 Role = Literal["in", "out"]
 Entries = Sequence[tuple[int, ...]]
@@ -85,7 +85,7 @@ class Axis:
         return Axis.of((Factor(size),))
 
     @staticmethod
-    def between(base: int, wide: int, role: Role | None, layout: Layout = 1, pad: bool = False) -> Axis:
+    def between(base: int, wide: int, role: Role | None, layout: Layout = 1, ways: Ways = COPIES) -> Axis:
         """The axis that takes `base` to `wide` under a layout.
 
         An integer b means blocks of b that are copied together. Pairs (size, k) or triples
@@ -119,7 +119,7 @@ class Axis:
                 f"blocks of {layout} do not divide {base} and {wide}; write a divisor of both",
                 code="layout.not_a_divisor",
             )
-        return Axis.of((grow(base // layout, wide // layout, pad), Factor(layout)), role=role)
+        return Axis.of((ways.grow(base // layout, wide // layout, layout), Factor(layout)), role=role)
 
     @staticmethod
     def parse(text: str) -> Axis:
@@ -273,7 +273,7 @@ def fraction_fault(where: str, axis: Axis) -> Fault:
     """The fault of an axis that copies cannot make, with the nearest sizes that they can.
 
     >>> fraction_fault("w, axis 0", Axis.parse("out: 4x5/2")).remedy
-    'nearest: 8 (x2), 12 (x3); or pad with zeros: plan=mu.infer_plan(base, wide, pad=True, loss=loss)'
+    'nearest: 8 (x2), 12 (x3); or add new units: plan=mu.infer_plan(base, wide, by="units", loss=loss)'
     """
     if axis.wide < axis.base:
         what = f"shrinks from {axis.base} to {axis.wide}, and copies only add units"
@@ -289,7 +289,7 @@ def fraction_fault(where: str, axis: Axis) -> Fault:
         "axis.not_whole_copies",
         where,
         f"grows from {axis.base} to {axis.wide}, which is not a whole number of copies",
-        f"nearest: {nearest}; or pad with zeros: plan=mu.infer_plan(base, wide, pad=True, loss=loss)",
+        f'nearest: {nearest}; or add new units: plan=mu.infer_plan(base, wide, by="units", loss=loss)',
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
+from typing import Literal, get_args
 
 from ..errors import MupscaleError
 
@@ -44,16 +45,46 @@ class Factor:
         return str(self.size) + (f"x{self.k}" if self.k != 1 else "") + (f"+{self.pad}" if self.pad else "")
 
 
-def grow(size: int, goal: int, pad: bool = False) -> Factor:
-    """The factor that takes `size` units to `goal`: copies, and zeros where they are allowed and needed.
+By = Literal["copies", "padded", "units"]
+"""How a space grows: by copies of every unit, by copies and zeros where no whole number of copies fits, or by new units,
+which are zeros behind the units of the base."""
 
-    >>> str(grow(4, 12)), str(grow(4, 10)), str(grow(4, 10, pad=True))
-    ('4x3', '4x5/2', '4x2+2')
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How every space of a model grows: one way, and the sizes that grow by copies all the same.
+
+    >>> ways = Ways("units", frozenset({(4, 8)}))
+    >>> str(ways.grow(4, 8)), str(ways.grow(6, 12)), str(Ways("padded").grow(4, 10)), str(Ways().grow(4, 10))
+    ('4x2', '6+6', '4x2+2', '4x5/2')
     """
-    if pad and goal > size and goal % size:
-        return Factor(size, Fraction(goal // size), goal % size)
-    return Factor(size, Fraction(goal, size))
 
+    by: By = "copies"
+    copied: frozenset[tuple[int, int]] = frozenset()
+    """Base and wide sizes of spaces that cannot have zeros."""
+
+    def __post_init__(self) -> None:
+        if self.by not in get_args(By):
+            known = ", ".join(f'by="{way}"' for way in get_args(By))
+            raise MupscaleError(
+                f"by={self.by!r} is no way to grow; write one of {known}", code="argument.unknown_way"
+            )
+
+    def grow(self, size: int, goal: int, block: int = 1) -> Factor:
+        """The factor that takes `size` blocks to `goal`. Blocks, as heads are, may have zeros at any size."""
+        by = "copies" if block == 1 and (size, goal) in self.copied else self.by
+        copies = 1 if by == "units" else goal // size
+        if by == "copies" or goal <= size or goal == size * copies:
+            return Factor(size, Fraction(goal, size))
+        return Factor(size, Fraction(copies), goal - size * copies)
+
+    @property
+    def pads(self) -> bool:
+        """Whether zeros are allowed at all."""
+        return self.by != "copies"
+
+
+COPIES = Ways()
 
 Product = tuple[Factor, ...]
 """Factors, outermost first."""

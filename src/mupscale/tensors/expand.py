@@ -19,8 +19,9 @@ from ..errors import MupscaleError
 from ..rules.axes import Axis, fraction_fault
 from ..rules.products import Piece
 from ..rules.scale import ONE, Scale
+from .copies import models_of
 from .making import Making
-from .noise import TensorNoise
+from .noise import TensorNoise, Waking
 from .triton import launch
 
 _BLOCK = 1 << 25  # bytes written at a time: threads seldom wait for each other, and caches still help
@@ -135,6 +136,9 @@ def _expand_noisy(
             _cuts(out, base, making.axes, out_at, base_at)  # an error when the slices do not fit
         return launch.expand_noisy_(out, base, making, out_at, base_at, noise)
     wide = compute_dtype(out.dtype)
+    whole = making  # as `add_` expects it: of a split, every copy holds the whole entry
+    if noise.split is not None:
+        whole = replace(making, scale=making.scale * Scale.of(making.axes[noise.split].k))
     for corner, shape in _blocks(out.shape, _NOISY_BLOCK // 4, noise.paired):
         part, at = out, [low + i for low, i in zip(out_at, corner, strict=True)]
         for dim, (start, length) in enumerate(zip(corner, shape, strict=True)):
@@ -144,11 +148,32 @@ def _expand_noisy(
         exact = part
         if part.dtype != wide or not part.is_contiguous():
             exact = torch.empty(shape, dtype=wide, device=out.device)
-        _expand_exact(exact, base, making, at, base_at)
+        _expand_exact(exact, base, whole, at, base_at)
+        if base is not None and noise.zeros is not None and noise.zeros.copied:
+            _copy_units_(exact, base, making, at, base_at, noise.zeros)
         noise.add_(exact, making.axes, at)
         if exact is not part:
             part.copy_(exact)
     return out
+
+
+def _copy_units_(
+    out: Tensor, base: Tensor, making: Making, out_at: list[int], base_at: list[int], zeros: Waking
+) -> None:
+    """Make the zeros that wake copies of trained units: s · W at the indices of the units that theirs are like."""
+    for part, at, kind in zeros.regions(out, making.axes, out_at):
+        if kind != "wakes":
+            continue
+        source = base
+        for dim, axis in enumerate(making.axes):
+            index = models_of(axis)[at[dim] : at[dim] + part.shape[dim]] - base_at[dim]
+            if int(index.min()) < 0 or int(index.max()) >= base.shape[dim]:
+                raise MupscaleError(
+                    f"dimension {dim}: new units are copies of units of the base that this slice does not hold; pass the whole tensor",
+                    code="noise.copies_whole_tensor",
+                )
+            source = source.index_select(dim, index.to(base.device))
+        rescale(source, making.scale, making.shift, out=part)
 
 
 def _round_noisy(

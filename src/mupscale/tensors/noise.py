@@ -1,16 +1,18 @@
 """Noise for any slice of a wide tensor, the same bits however the tensor is cut.
 
 Element i of the wide tensor, in row-major order, gets σ · z_i with z from the tensor's own stream. Paired noise
-is made zero-sum over the copies along one dimension, so that it does not change a layer's output. Knows how a
-rectangle is divided into runs of elements; `philox.py` and, compiled, `compiled.py` draw a run.
+is made zero-sum over the copies along one dimension, so that it does not change a layer's output. A split gives every entry
+whole to one of its copies along a dimension. Knows how a rectangle is divided into runs of elements; `philox.py` and,
+compiled, `compiled.py` draw a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod, sqrt
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,10 +20,14 @@ from torch import Tensor
 from ..errors import MupscaleError
 from ..rules.axes import Axis
 from .compiled import kernel_for
-from .copies import copies_of
-from .philox import Stream, normals
+from .copies import copies_of, numbered
+from .philox import Stream, normals, uniforms
 
 _BLOCK = 1 << 16  # numbers drawn at a time: the integer temporaries stay in cache
+
+
+Region = Literal["copies", "wakes", "row", "asleep"]
+"""What a rectangle of a tensor is: copies, zeros that wake, zeros of a new row, or zeros that stay."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,27 @@ class Waking:
     mean: tuple[float, ...] | None = None
     """What zeros along dimension 0 become, with one number for every index of the rest of the tensor: the row of a new word.
     They get no noise. Of a vector it is one number."""
+    copied: bool = False
+    """Whether the other zeros are made as copies of trained units, which `expand.py` does, before they get noise."""
+
+    def regions(
+        self, out: Tensor, axes: Sequence[Axis], start: Sequence[int]
+    ) -> Iterator[tuple[Tensor, list[int], Region]]:
+        """`out`, the rectangle at `start`, cut where zeros begin: its parts, where they start, and what they are."""
+        by_dim = [runs(axis, at, n) for axis, at, n in zip(axes, start, out.shape, strict=True)]
+        for region in product(*by_dim):
+            part = out
+            for dim, (first, length, _) in enumerate(region):
+                part = part.narrow(dim, first - start[dim], length)
+            padded = [dim for dim, (_, _, zero) in enumerate(region) if zero]
+            kind: Region = "wakes"
+            if not padded:
+                kind = "copies"
+            elif self.mean is not None and padded == [0]:
+                kind = "row"
+            elif set(padded) & set(self.cut):
+                kind = "asleep"
+            yield part, [first for first, _, _ in region], kind
 
 
 @dataclass(frozen=True)
@@ -50,6 +77,8 @@ class TensorNoise:
     """An index of dimension 0 that gets no noise: the padding row of an embedding."""
     zeros: Waking | None = None
     """What zeros behind copies get; None for the same noise everywhere."""
+    split: int | None = None
+    """The dimension along which each entry goes whole to one of its copies, before noise is added."""
 
     def slice(self, axes: Sequence[Axis], start: Sequence[int], shape: Sequence[int], like: Tensor) -> Tensor:
         """The noise of the rectangle at `start`, on the device of `like`, in float32 or its wider dtype."""
@@ -84,6 +113,8 @@ class TensorNoise:
     def add_(self, out: Tensor, axes: Sequence[Axis], start: Sequence[int]) -> Tensor:
         """Add the noise of the rectangle at `start` to `out`, which holds it in float32 or wider, and return it.
 
+        For a split, `out` holds every entry whole in each of its copies, and all but one of them become zero.
+
         >>> axes, noise = [Axis.fixed(4), Axis.fixed(9)], TensorNoise(Stream(0, "w"), 0.1)
         >>> part = noise.add_(torch.ones(2, 9), axes, [1, 0])
         >>> torch.equal(part, 1 + noise.slice(axes, [1, 0], [2, 9], part))
@@ -91,6 +122,8 @@ class TensorNoise:
         """
         if self.zeros is not None:
             return self._add_apart_(out, axes, start, self.zeros)
+        if self.split is not None:
+            self._keep_one_(out, axes, start, self.split)
         if self.std == 0:
             return out
         if (row := self._row(start, out.shape)) is not None:
@@ -111,7 +144,7 @@ class TensorNoise:
     def rounds(self, out: Tensor, start: Sequence[int]) -> bool:
         """Whether `round_` can be used: for bfloat16 in plain memory, compiled, with noise of one kind everywhere."""
         plain = out.device.type == "cpu" and out.dtype == torch.bfloat16 and out.is_contiguous()
-        special = self.paired is not None or self.zeros is not None or self._row(start, out.shape) is not None
+        special = (self.paired, self.zeros, self.split, self._row(start, out.shape)) != (None,) * 4
         return plain and not special and self.std != 0 and out.numel() > 0 and kernel_for(0) is not None
 
     def round_(
@@ -145,23 +178,38 @@ class TensorNoise:
     def _add_apart_(self, out: Tensor, axes: Sequence[Axis], start: Sequence[int], zeros: Waking) -> Tensor:
         """`add_` where zeros get something else than copies: the rectangle is cut where zeros begin."""
         copies = replace(self, zeros=None)
-        new = replace(self, zeros=None, std=zeros.std, paired=None)
-        by_dim = [runs(axis, at, n) for axis, at, n in zip(axes, start, out.shape, strict=True)]
-        for region in product(*by_dim):
-            part = out
-            for dim, (first, length, _) in enumerate(region):
-                part = part.narrow(dim, first - start[dim], length)
-            at = [first for first, _, _ in region]
-            padded = [dim for dim, (_, _, zero) in enumerate(region) if zero]
-            if not padded:
+        new = replace(self, zeros=None, std=zeros.std, paired=None, split=None)
+        for part, at, kind in zeros.regions(out, axes, start):
+            if kind == "copies":
                 copies.add_(part, axes, at)
-            elif zeros.mean is not None and padded == [0]:
+            elif kind == "row":
+                assert zeros.mean is not None
                 part.add_(_within(zeros.mean, axes, at, part))
-            elif not set(padded) & set(zeros.cut):
+            elif kind == "wakes":
                 new.add_(part, axes, at)
                 if zeros.level:
                     part.add_(zeros.level)
         return out
+
+    def _keep_one_(self, out: Tensor, axes: Sequence[Axis], start: Sequence[int], dim: int) -> None:
+        """Make all copies along `dim` zero but one, which is drawn by the index of the first copy.
+
+        Of k copies it is number ⌊k u⌋ with u in (0, 1), so every slice draws the same one.
+        """
+        first, number = (part[start[dim] : start[dim] + out.shape[dim]] for part in numbered(axes[dim]))
+        copies = number >= 0
+        if not out.numel() or not bool(copies.any()):
+            return
+        low, high = int(first[copies].min()), int(first[copies].max()) + 1
+        lows, sizes = list(start), list(out.shape)
+        lows[dim], sizes[dim] = low, high - low
+        u = rectangle(self.stream, [axis.wide for axis in axes], lows, sizes, out.device, uniforms)
+        u = u.index_select(dim, torch.where(copies, first - low, 0).to(out.device))
+        k = int(axes[dim].k)
+        drawn = (u * k).long().clamp_(max=k - 1)  # the largest u is rounded to 1
+        shape = [-1 if d == dim else 1 for d in range(out.dim())]
+        others = (drawn != number.to(out.device).view(shape)) & copies.to(out.device).view(shape)
+        out.masked_fill_(others, 0)
 
 
 def _within(row: tuple[float, ...], axes: Sequence[Axis], start: Sequence[int], like: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class FitHooks:
     what the module puts before the plan's names.
 
     A run with a `GrowthSchedule` needs `step_cost`, what one step costs from now on. `rewarm` is the schedule to start
-    if that of the checkpoint has ended, up to its peak or to `peak_lr`; a checkpoint of the rewarmed run goes on with it.
+    if that of the checkpoint has ended, up to half of its peak or to `peak_lr`; a checkpoint of the rewarmed run continues it.
 
     >>> from torch import nn
     >>> import mupscale as mu

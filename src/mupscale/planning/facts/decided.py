@@ -60,8 +60,9 @@ def why_undecided(base: nn.Module, wide: nn.Module, plan: Plan) -> str | None:
     """The first reason why modules alone do not decide a plan, or None if they do.
 
     >>> from mupscale.planning.draft import draft
+    >>> from mupscale.rules.products import Ways
     >>> def reason(make: Callable[[int], nn.Module]) -> str | None:
-    ...     return why_undecided(make(4), make(8), draft(make(4), make(8), False, None)[0].plan())
+    ...     return why_undecided(make(4), make(8), draft(make(4), make(8), Ways(), None)[0].plan())
     >>> reason(lambda n: nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 2)))
     >>> reason(lambda n: nn.Sequential(nn.Linear(3, n), nn.Softmax(-1), nn.Linear(n, 2)))
     'what Softmax (1) does with a growing axis is not known'

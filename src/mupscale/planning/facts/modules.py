@@ -24,7 +24,7 @@ from ...errors import Fault
 from ...models.dropout import dropout_needs
 from ...models.need import Need
 from ...rules.axes import Axis, Role
-from ...rules.products import Factor, grow
+from ...rules.products import Factor, Ways
 from ...rules.scale import ONE, Scale
 
 Roles = dict[int, Role]
@@ -47,8 +47,8 @@ class Facts:
 class ModuleFacts:
     """A row: what is known of one class of modules."""
 
-    roles: Mapping[str, Roles | Callable[[Any, Any, str, bool], Facts]] = field(default_factory=dict)
-    """Pattern of its tensors' names -> their roles, or a function of (base, wide, name, pad) that finds them."""
+    roles: Mapping[str, Roles | Callable[[Any, Any, str, Ways], Facts]] = field(default_factory=dict)
+    """Pattern of its tensors' names -> their roles, or a function of (base, wide, name, ways) that finds them."""
     sizes: tuple[str, ...] = ()
     """Attributes that hold sizes. Any other setting must be the same in both models."""
     features: Literal["entrywise", "per channel", "mixed"] | None = None
@@ -59,13 +59,13 @@ class ModuleFacts:
     """Whether padding stays zero: false for f(0) != 0, and for softmax, in which zeros count."""
     rate: str = ""
     """The attribute that holds a dropout rate."""
-    reads: Callable[[Any, Any, bool], Axis | None] = lambda base, wide, pad: None
-    """A function of (base, wide, pad): the layout in which it reads its input, if no tensor shows it."""
-    writes: Callable[[Any, Any, bool], Axis | None] = lambda base, wide, pad: None
+    reads: Callable[[Any, Any, Ways], Axis | None] = lambda base, wide, ways: None
+    """A function of (base, wide, ways): the layout in which it reads its input, if no tensor shows it."""
+    writes: Callable[[Any, Any, Ways], Axis | None] = lambda base, wide, ways: None
     """The same for its output."""
 
 
-def _convolution(base: _ConvNd, wide: _ConvNd, leaf: str, pad: bool) -> Facts:
+def _convolution(base: _ConvNd, wide: _ConvNd, leaf: str, ways: Ways) -> Facts:
     """Growing groups keep the channels of a group together; fixed groups are plain on both sides."""
     if leaf != "weight":
         found = Facts(_OUT)
@@ -74,32 +74,32 @@ def _convolution(base: _ConvNd, wide: _ConvNd, leaf: str, pad: bool) -> Facts:
     else:  # (in, out / groups): with growing groups nothing is summed over the copies
         return Facts(_IN_OUT if base.groups == wide.groups else _OUT_IN)
     if base.groups != wide.groups:
-        found.layouts[0] = _groups(base, wide, base.out_channels, wide.out_channels, pad)
+        found.layouts[0] = _groups(base, wide, base.out_channels, wide.out_channels, ways)
     return found
 
 
-def _groups(base: _ConvNd, wide: _ConvNd, channels: int, goal: int, pad: bool) -> tuple[Factor, ...]:
-    inner = grow(channels // base.groups, goal // wide.groups)
-    return (grow(base.groups, wide.groups, pad), inner)
+def _groups(base: _ConvNd, wide: _ConvNd, channels: int, goal: int, ways: Ways) -> tuple[Factor, ...]:
+    inner = Ways().grow(channels // base.groups, goal // wide.groups)
+    return (ways.grow(base.groups, wide.groups), inner)
 
 
-def _grouped_reading(base: _ConvNd, wide: _ConvNd, pad: bool) -> Axis | None:
+def _grouped_reading(base: _ConvNd, wide: _ConvNd, ways: Ways) -> Axis | None:
     """The layout in which a convolution with growing groups reads its input."""
     if base.groups == wide.groups:
         return None
-    return Axis.of(_groups(base, wide, base.in_channels, wide.in_channels, pad), role="in")
+    return Axis.of(_groups(base, wide, base.in_channels, wide.in_channels, ways), role="in")
 
 
-def _recurrent(base: RNNBase, wide: RNNBase, leaf: str, pad: bool) -> Facts:
+def _recurrent(base: RNNBase, wide: RNNBase, leaf: str, ways: Ways) -> Facts:
     """Rows have one part per gate; layers after the first read both directions."""
     gates = Factor({"LSTM": 4, "GRU": 3}.get(base.mode, 1))
-    hidden = grow(base.hidden_size, wide.hidden_size, pad)
+    hidden = ways.grow(base.hidden_size, wide.hidden_size)
     if leaf.startswith("bias"):
         return Facts(_OUT, {0: (gates, hidden)})
     if leaf.startswith("weight_hr"):
         return Facts(_OUT_IN, {1: (hidden,)})
     layouts: dict[int, tuple[Factor, ...]] = {0: (gates, hidden)}
-    output = grow(base.proj_size or base.hidden_size, wide.proj_size or wide.hidden_size, pad)
+    output = ways.grow(base.proj_size or base.hidden_size, wide.proj_size or wide.hidden_size)
     if leaf.startswith("weight_hh"):
         layouts[1] = (output,)
     elif not leaf.startswith("weight_ih_l0"):
@@ -107,34 +107,34 @@ def _recurrent(base: RNNBase, wide: RNNBase, leaf: str, pad: bool) -> Facts:
     return Facts(_OUT_IN, layouts)
 
 
-def _cell(base: RNNCellBase, wide: RNNCellBase, leaf: str, pad: bool) -> Facts:
+def _cell(base: RNNCellBase, wide: RNNCellBase, leaf: str, ways: Ways) -> Facts:
     """Rows are one part per gate, as in the layers: LSTMCell(3, 4) has weight_hh of shape (4 gates * 4, 4)."""
-    hidden = grow(base.hidden_size, wide.hidden_size, pad)
+    hidden = ways.grow(base.hidden_size, wide.hidden_size)
     rows = (Factor(base.weight_hh.shape[0] // base.hidden_size), hidden)
     if leaf.startswith("bias"):
         return Facts(_OUT, {0: rows})
     return Facts(_OUT_IN, {0: rows, 1: (hidden,)} if leaf == "weight_hh" else {0: rows})
 
 
-def _recurrent_output(base: RNNBase, wide: RNNBase, pad: bool) -> Axis | None:
+def _recurrent_output(base: RNNBase, wide: RNNBase, ways: Ways) -> Axis | None:
     """The layout that a recurrent layer writes: its hidden units, once per direction."""
-    output = grow(base.proj_size or base.hidden_size, wide.proj_size or wide.hidden_size, pad)
+    output = ways.grow(base.proj_size or base.hidden_size, wide.proj_size or wide.hidden_size)
     axis = Axis.of((Factor(2 if base.bidirectional else 1), output), role="out")
     return axis if axis.grows else None
 
 
-def _cell_output(base: RNNCellBase, wide: RNNCellBase, pad: bool) -> Axis | None:
-    axis = Axis.of((grow(base.hidden_size, wide.hidden_size, pad),), role="out")
+def _cell_output(base: RNNCellBase, wide: RNNCellBase, ways: Ways) -> Axis | None:
+    axis = Axis.of((ways.grow(base.hidden_size, wide.hidden_size),), role="out")
     return axis if axis.grows else None
 
 
-def _attention(base: nn.MultiheadAttention, wide: nn.MultiheadAttention, leaf: str, pad: bool) -> Facts:
+def _attention(base: nn.MultiheadAttention, wide: nn.MultiheadAttention, leaf: str, ways: Ways) -> Facts:
     """Heads are copied whole; a growing head size k needs k^-1/4 on q, k, v and k^1/4 on the way out.
 
     torch scales the logits by 1/sqrt(head size), and k copies of q·k add up: k / sqrt(k) = k^1/2 too much.
     """
-    size = grow(base.head_dim, wide.head_dim)
-    heads = (grow(base.num_heads, wide.num_heads, pad), size)
+    size = Ways().grow(base.head_dim, wide.head_dim)
+    heads = (ways.grow(base.num_heads, wide.num_heads), size)
     fold = Scale.of(size.k) ** Fraction(-1, 4)
     if leaf == "in_proj_weight":
         return Facts(_OUT_IN, {0: (Factor(3), *heads)}, fold)
@@ -145,7 +145,7 @@ def _attention(base: nn.MultiheadAttention, wide: nn.MultiheadAttention, leaf: s
     return Facts(_OUT_IN, {0: heads}, fold)
 
 
-def _every_out(base: nn.Module, wide: nn.Module, leaf: str, pad: bool) -> Facts:
+def _every_out(base: nn.Module, wide: nn.Module, leaf: str, ways: Ways) -> Facts:
     """Gains multiply units, whatever their shape: LayerNorm([C, H, W]) has three dimensions."""
     return Facts(dict.fromkeys(range(getattr(base, leaf).dim()), "out"))
 
@@ -205,7 +205,7 @@ def row_of(module: nn.Module) -> ModuleFacts:
 
 
 def facts(
-    base: nn.Module, wide: nn.Module, leaf: str, owner: tuple[nn.Module, nn.Module] | None, pad: bool
+    base: nn.Module, wide: nn.Module, leaf: str, owner: tuple[nn.Module, nn.Module] | None, ways: Ways
 ) -> Facts:
     """The roles (and, where a module has parts, the layout) of `base.leaf`, from the two modules that own it.
 
@@ -215,14 +215,14 @@ def facts(
     roles = next((found for pattern, found in row.roles.items() if fnmatchcase(leaf, pattern)), None)
     if owner and isinstance(owner[0], nn.MultiheadAttention) and roles is _OUT_IN:
         # The weight of its out_proj reads heads.
-        heads = _attention(*owner, "q_proj_weight", pad)  # type: ignore[arg-type]
+        heads = _attention(*owner, "q_proj_weight", ways)  # type: ignore[arg-type]
         return Facts(_OUT_IN, {1: heads.layouts[0]}, heads.fold**-1)
     if not callable(roles):
         return Facts(roles)
-    return roles(base, wide, leaf, pad) if row_of(wide) is row else Facts(None)
+    return roles(base, wide, leaf, ways) if row_of(wide) is row else Facts(None)
 
 
-def unsupported(base: nn.Module, wide: nn.Module, name: str) -> Iterator[Fault]:
+def unsupported(base: nn.Module, wide: nn.Module, name: str, ways: Ways) -> Iterator[Fault]:
     """Reasons why a module cannot be widened exactly, whatever the layout."""
     grows = any(
         a.shape != b.shape for a, b in zip(base.parameters(False), wide.parameters(False), strict=False)
@@ -238,13 +238,14 @@ def unsupported(base: nn.Module, wide: nn.Module, name: str) -> Iterator[Fault]:
         isinstance(base, nn.GroupNorm)
         and isinstance(wide, nn.GroupNorm)
         and base.num_groups != wide.num_groups
+        and ways.grow(base.num_groups, wide.num_groups).k != 1
     ):
         yield Fault(
             "model.norm_groups_grow",
             name,
             f"num_groups grows from {base.num_groups} to {wide.num_groups}, so copies of one channel would be "
             "normalised in different groups",
-            f"build the wide model with num_groups={base.num_groups}",
+            f'build the wide model with num_groups={base.num_groups}, or add new groups: by="units"',
         )
 
 

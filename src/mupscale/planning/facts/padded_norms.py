@@ -61,7 +61,7 @@ def padded_norms(draft: Draft) -> dict[str, str]:
     """Path of every norm over a space that gets zeros -> the name of its gain."""
     found: dict[str, str] = {}
     for entry in draft.entries.values():
-        if _averages(entry.module[0]) and entry.kind == "parameter" and len(entry.base_shape) == 1:
+        if _averages(*entry.module) and entry.kind == "parameter" and len(entry.base_shape) == 1:
             path, _, leaf = entry.name.rpartition(".")
             if draft.padded(entry, 0) and (leaf == "weight" or path not in found):
                 found[path] = entry.name
@@ -72,27 +72,28 @@ def streams(draft: Draft, trace: Trace) -> Streams:
     """Who writes and reads the spaces that padded norms average over."""
     norms = padded_norms(draft)
     walk = _Walk(draft, trace, norms)
-    multipliers = frozenset(_multipliers(trace, walk)) if draft.pad else frozenset()
+    multipliers = frozenset(_multipliers(trace, walk)) if draft.ways.pads else frozenset()
     if not norms:
         return Streams(frozenset(), frozenset(), frozenset(), {}, frozenset(), multipliers)
     writers: set[Place] = set()
     for index, call in enumerate(trace.calls):
         if call.path in norms:
-            size = draft.entries[norms[call.path]]
+            size = _sizes(draft, (norms[call.path], 0))
             for parent in walk.inputs(index):
-                writers |= {p for p in walk.origins(parent) if _same_size(draft, p, size)}
+                writers |= {p for p in walk.origins(parent) if _sizes(draft, p) == size}
     multipliers -= walk.open  # they write into such a space
     gains = frozenset((name, 0) for name in norms.values())
     raw: set[Place] = set()
     readers: dict[str, set[Place]] = {gain: set() for gain, _ in gains}
     shared: set[str] = set()
+    found: list[tuple[frozenset[Place], set[Place]]] = []
     for index, call in enumerate(trace.calls):
         if call.path in norms:
             continue
         weights = walk.weights(call)
         if not weights:
             continue
-        met = {place for parent in walk.inputs(index) for place in walk.origins(parent)}
+        met = frozenset(place for parent in walk.inputs(index) for place in walk.origins(parent))
         reads = {
             (name, dim)
             for name in weights
@@ -103,9 +104,19 @@ def streams(draft: Draft, trace: Trace) -> Streams:
             if (gain, 0) not in writers:
                 readers[gain] |= reads
                 shared |= set() if reads else {gain}
-        if met & writers:
-            raw |= reads
-    listed = {gain: frozenset(found) for gain, found in readers.items() if found and gain not in shared}
+        found.append((met - gains, reads))
+    # What is added behind the last norm of a stream is read with the stream, so it writes into the same space.
+    growing = True
+    while growing:
+        growing = False
+        for met, _ in found:
+            sizes = {_sizes(draft, place) for place in met & writers}
+            new = {place for place in met - writers if _sizes(draft, place) in sizes}
+            writers |= new
+            growing |= bool(new)
+    for met, reads in found:
+        raw |= reads if met & writers else set()
+    listed = {gain: frozenset(each) for gain, each in readers.items() if each and gain not in shared}
     rooted = frozenset(_rooted(trace, walk))
     return Streams(frozenset(writers), gains, frozenset(raw), listed, rooted, multipliers)
 
@@ -163,30 +174,39 @@ def with_streams(draft: Draft, found: Streams) -> Draft:
     return draft.with_entries(changes)
 
 
-def unpaddable(draft: Draft) -> list[Fault]:
-    """Faults for norms over a space with zeros that subtract its mean, which zeros would change, or that have no gain."""
-    faults: dict[str, Fault] = {}
+def unpaddable(draft: Draft) -> dict[Fault, tuple[int, int]]:
+    """Norms over a space with zeros that subtract its mean, which zeros would change, or that have no gain, with its sizes."""
+    faults: dict[str, tuple[Fault, tuple[int, int]]] = {}
+    wide = dict(draft.models[1].named_modules())
     for entry in draft.entries.values():
         path, module = entry.name.rpartition(".")[0], entry.module[0]
         if (
-            _averages(module)
+            _averages(*entry.module)
             and any(draft.padded(entry, d) for d in entry.growing)
             and subtracts_mean(module)
         ):
             sizes = entry.base_shape[entry.growing[-1]], entry.wide_shape[entry.growing[-1]]
-            faults.setdefault(path, centred_fault(path, type(module).__name__, *sizes))
-    wide = dict(draft.models[1].named_modules())
-    for path, module in draft.models[0].named_modules() if draft.pad else ():
+            faults.setdefault(path, (centred_fault(path, type(module).__name__, *sizes), sizes))
+    for path, module in draft.models[0].named_modules() if draft.ways.pads else ():
         n, goal = _without_gain(module), _without_gain(wide.get(path))
-        if not n or not goal or goal % n == 0:
+        if not n or not goal or not draft.ways.grow(n, goal).pad:
             continue
         if isinstance(module, nn.RMSNorm):
             what = "RMSNorm without a gain over zeros: nothing absorbs the share that is not zeros"
             remedy = "use elementwise_affine=True, or a whole multiple"
-            faults[path] = Fault("axis.padding_without_gain", path, what, remedy)
-        else:
-            faults[path] = centred_fault(path, type(module).__name__, n, goal)
-    return list(faults.values())
+            faults[path] = (Fault("axis.padding_without_gain", path, what, remedy), (n, goal))
+        elif not _whole_groups(module, wide.get(path)):
+            faults[path] = (centred_fault(path, type(module).__name__, n, goal), (n, goal))
+    return dict(faults.values())
+
+
+def _whole_groups(base: nn.Module, wide: nn.Module | None) -> bool:
+    """True for a GroupNorm that gets new groups of the size of the old ones: no group mixes zeros with channels of the base."""
+    pair = (base, wide)
+    if not all(isinstance(norm, nn.GroupNorm) for norm in pair):
+        return False
+    each = {norm.num_channels // norm.num_groups for norm in pair}  # type: ignore[union-attr, operator]
+    return len(each) == 1
 
 
 def _without_gain(norm: nn.Module | None) -> int:
@@ -296,16 +316,18 @@ def _returns_its_input(call: Call) -> bool:
     return not call.name.endswith("_") and any(out is given for out in call.outputs for given in call.inputs)
 
 
-def _averages(norm: nn.Module) -> bool:
-    """True for norms that average over channels; a batch norm takes each channel by itself."""
-    return is_norm(norm) and not is_batch_norm(norm)
+def _averages(base: nn.Module, wide: nn.Module) -> bool:
+    """True for norms that average over zeros; a batch norm takes each channel by itself, and new groups are zeros alone."""
+    return is_norm(base) and not is_batch_norm(base) and not _whole_groups(base, wide)
 
 
 def _scales_channels(entry: DraftEntry) -> bool:
-    """True for the gain and the running variance of a batch norm."""
-    return is_batch_norm(entry.module[0]) and entry.name.rpartition(".")[2] in ("weight", "running_var")
+    """True for the gain of a norm that takes each channel or group by itself, and for a running variance."""
+    return (is_batch_norm(entry.module[0]) or _whole_groups(*entry.module)) and entry.name.rpartition(".")[
+        2
+    ] in ("weight", "running_var")
 
 
-def _same_size(draft: Draft, place: Place, norm: DraftEntry) -> bool:
+def _sizes(draft: Draft, place: Place) -> tuple[int, int]:
     entry, dim = draft.entries[place[0]], place[1]
-    return (entry.base_shape[dim], entry.wide_shape[dim]) == (norm.base_shape[0], norm.wide_shape[0])
+    return entry.base_shape[dim], entry.wide_shape[dim]

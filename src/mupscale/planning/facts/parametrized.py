@@ -21,6 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ...errors import Fault
 from ...rules.axes import Axis
+from ...rules.products import Ways
 from ...rules.scale import Scale
 from .modules import Facts, facts
 
@@ -46,7 +47,7 @@ def parametrized(name: str, owners: Mapping[str, nn.Module]) -> str | None:
 
 
 def weight_norm_facts(
-    name: str, owners: tuple[Mapping[str, nn.Module], ...], pad: bool
+    name: str, owners: tuple[Mapping[str, nn.Module], ...], ways: Ways
 ) -> tuple[Facts | None, list[Fault]]:
     """The roles and the fold of g and v of weight_norm over the rows of a linear layer or a convolution."""
     path, _, leaf = name.rpartition(".")
@@ -59,18 +60,18 @@ def weight_norm_facts(
         return None, [
             Fault("model.weight_norm_direction", name, what, "use dim=0, or remove it before growing")
         ]
-    found = facts(base, wide, "weight", None, pad)
+    found = facts(base, wide, "weight", None, ways)
     if leaf in ("original1", "weight_v"):
         return found, []
-    more, k = (_copies(start.shape[d], goal.shape[d], pad) for d in (0, 1))
+    more, k = (_copies(start.shape[d], goal.shape[d], ways) for d in (0, 1))
     if dim:
         return Facts({}, {}, Scale.of(more / k) ** Fraction(1, 2)), []
     rows = {0: found.layouts[0]} if 0 in found.layouts else {}
     return Facts({0: "out"}, rows, Scale.of(k) ** Fraction(-1, 2)), []
 
 
-def _copies(base: int, wide: int, pad: bool) -> Fraction:
-    return Axis.between(base, wide, None, pad=pad).k if base != wide else Fraction(1)
+def _copies(base: int, wide: int, ways: Ways) -> Fraction:
+    return Axis.between(base, wide, None, ways=ways).k if base != wide else Fraction(1)
 
 
 def _direction(owner: nn.Module) -> tuple[int, Tensor]:

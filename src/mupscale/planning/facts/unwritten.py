@@ -10,9 +10,10 @@ copies of a whole channel. The convolution writes "4x2"; with a block of 9 insid
 first:
 
 >>> from mupscale.planning.draft import draft
+>>> from mupscale.rules.products import Ways
 >>> def make(n: int) -> nn.Module:
 ...     return nn.Sequential(nn.Conv2d(1, n, 3), nn.Flatten(), nn.Linear(9 * n, 2))
->>> made, _ = draft(make(4), make(8), False, None)
+>>> made, _ = draft(make(4), make(8), Ways(), None)
 >>> [(reading.name, reading.dim, str(reading.axis)) for reading in unwritten(made)]
 [('2.weight', 1, 'in: 36x2')]
 >>> (knob,) = reader_knobs(made, set())
@@ -58,7 +59,7 @@ def written(draft: Draft) -> dict[tuple[Product, ...], Axis]:
                 if axis is not None:
                     found.setdefault(axis.segments, axis)
     for row, base, wide in _pairs(draft):
-        if (axis := row.writes(base, wide, draft.pad)) is not None:
+        if (axis := row.writes(base, wide, draft.ways)) is not None:
             found.setdefault(axis.segments, axis)
     return found
 
@@ -93,7 +94,7 @@ def unwritten(draft: Draft, skip: set[tuple[str, int]] | None = None) -> list[Re
 
 def _grouped_sizes(draft: Draft) -> dict[tuple[int, int], Axis]:
     """Sizes of channels that a convolution with growing groups reads in blocks."""
-    axes = (row.reads(base, wide, draft.pad) for row, base, wide in _pairs(draft))
+    axes = (row.reads(base, wide, draft.ways) for row, base, wide in _pairs(draft))
     return {(a.base, a.wide): a for a in axes if a is not None and len(a.segments[0]) > 1}
 
 
@@ -134,6 +135,14 @@ def _suggested(draft: Draft, reading: ReadAxis) -> list[Any]:
         times, rest = divmod(reading.axis.base, axis.base)
         if rest == 0 and axis.wide * times == reading.axis.wide and len(axis.segments) == 1:
             found.append(Axis.of((*axis.segments[0], Factor(times))).segments[0])
+            if axis.padded:  # a concatenation has zeros behind each of its parts
+                found.append((Factor(times), *axis.segments[0]))
+        more = axis.wide - axis.base
+        if axis.padded and reading.axis.base > axis.base and reading.axis.wide - reading.axis.base == more:
+            # A space that grows, in front of one that does not, as in a skip connection.
+            found.append(
+                ((*((f.size, 1, f.pad) for f in axis.segments[0]),), ((reading.axis.base - axis.base, 1),))
+            )
     return [*dict.fromkeys(found), 1]
 
 

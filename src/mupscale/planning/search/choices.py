@@ -11,7 +11,7 @@ from ...models.names import pattern_of
 from ..draft import Draft
 from ..facts.padded_norms import Streams
 from ..facts.unwritten import reader_knobs
-from ..knobs import Knob, Setting, layout_knobs, paired_knobs, role_knobs
+from ..knobs import Knob, Setting, layout_knobs, paired_knobs, part_knobs, role_knobs
 from .fold_knobs import fold_knobs
 
 
@@ -35,6 +35,7 @@ class Choices:
             *fold_knobs(made, base, returned, found),
             *layouts,
             *paired_knobs(made),
+            *part_knobs(made, decided),
             *role_knobs(made),
             *reader_knobs(made, decided),
         )

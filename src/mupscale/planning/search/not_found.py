@@ -34,7 +34,7 @@ def not_found(made: Draft, tried: int, ended: bool, nearest: TrialOutcome) -> No
         )
     if nearest.deviation is not None:
         faults.append(_place(nearest.deviation))
-    if made.pad:
+    if made.ways.pads:
         faults += leaking_pads(made.models[0], "build the wide model at a whole multiple")
     for name, reader in made.conflicts.items():
         if made.entries[name].declared_fold is None:

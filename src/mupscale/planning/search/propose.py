@@ -107,5 +107,5 @@ def _other_role(trial: Draft, name: str, scale: Scale) -> Mapping[int, Role] | N
         return None
     dim = entry.growing[0]
     flipped: dict[int, Role] = {dim: "in" if entry.roles.get(dim) == "out" else "out"}
-    now, then = (e.plan(trial.pad).change.s for e in (entry, replace(entry, roles=flipped)))
+    now, then = (e.plan(trial.ways).change.s for e in (entry, replace(entry, roles=flipped)))
     return flipped if then == now * scale else None

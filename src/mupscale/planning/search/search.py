@@ -94,6 +94,7 @@ def search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss, seconds: f
 
     >>> import torch
     >>> from mupscale.planning.draft import draft
+    >>> from mupscale.rules.products import Ways
     >>> class Readout(nn.Module):
     ...     def __init__(self, n: int) -> None:
     ...         super().__init__()
@@ -103,7 +104,7 @@ def search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss, seconds: f
     ...         return torch.tanh(self.inside(x)) @ self.vector
     >>> x = torch.ones(2, 3, dtype=torch.float64)
     >>> base, wide = Readout(4).double(), Readout(8).double()
-    >>> found = search(draft(base, wide, False, None)[0], base, wide, lambda model: model(x).square().mean())
+    >>> found = search(draft(base, wide, Ways(), None)[0], base, wide, lambda model: model(x).square().mean())
     >>> found.trials, str(found.plan["vector"].axes[0])
     (2, 'in: 4x2')
     """
@@ -112,7 +113,7 @@ def search(made: Draft, base: nn.Module, wide: nn.Module, loss: Loss, seconds: f
 
 class _Search:
     def __init__(self, made: Draft, base: nn.Module, wide: nn.Module, loss: Loss, seconds: float) -> None:
-        raise_faults("these two models cannot be planned", unpaddable(made))
+        raise_faults("these two models cannot be planned", list(unpaddable(made)))
         self.trials = Trials(made, base, wide, loss)
         found = streams(made, self.trials.trace)
         self.made = made = with_streams(made, found)

@@ -9,8 +9,8 @@ with equal numbers of copies, times a power of k. With k = 2 the factors that co
 ('1', '2^(1/2)')
 >>> compare.factor(x, torch.randn(5, 6, dtype=torch.float64)) is None
 True
->>> str(compare.factor(x, torch.nn.functional.pad(x, (0, 1)) * 2))  # a channel of zeros counts as none
-'2'
+>>> [str(compare.factor(x, torch.nn.functional.pad(x, (0, n)) * 2)) for n in (1, 3)]  # a channel of zeros counts as none
+['2', '2']
 """
 
 from __future__ import annotations
@@ -63,10 +63,14 @@ class Comparison:
 
         Shapes that cannot be compared give 1: nothing speaks against them.
         """
-        pair = _profiles(base, wide)
-        if pair is None:
-            return ONE
-        x, y = pair
+        found: list[Scale | None] = []
+        for zeros in (True, False):  # a whole multiple may consist of copies, or of one of each and zeros
+            pair = _profiles(base, wide, zeros)
+            if pair is not None and (not found or pair[0].numel() == pair[1].numel() > 0):
+                found.append(self._factor(*pair))
+        return next((scale for scale in found if scale is not None), None if found else ONE)
+
+    def _factor(self, x: Tensor, y: Tensor) -> Scale | None:
         size, other = (float(t.abs().max()) if t.numel() else 0.0 for t in (x, y))
         if not size > 0 or not other > 0:
             return ONE if size == other else None
@@ -88,8 +92,11 @@ def is_batched(tensor: Tensor) -> bool:
     return False
 
 
-def _profiles(base: Tensor, wide: Tensor) -> tuple[Tensor, Tensor] | None:
-    """One number per channel of both outputs, sorted, the base's once per copy; None if sizes do not fit."""
+def _profiles(base: Tensor, wide: Tensor, zeros: bool) -> tuple[Tensor, Tensor] | None:
+    """One number per channel of both outputs, sorted, the base's once per copy; None if sizes do not fit.
+
+    Channels that are zero everywhere are left out of the wide output if it is no whole multiple, or without `zeros`.
+    """
     if base.dim() != wide.dim() or base.is_complex():
         return None
     growing = [d for d, (a, b) in enumerate(zip(base.shape, wide.shape, strict=True)) if a != b]
@@ -103,7 +110,7 @@ def _profiles(base: Tensor, wide: Tensor) -> tuple[Tensor, Tensor] | None:
     if not n:
         return None
     x, y = x.reshape(-1, n).double(), y.reshape(-1, m).double()
-    if m % n:  # channels of a pad are zero everywhere
+    if m % n or not zeros:
         y = y[:, (y != 0).any(0)]
         m = y.shape[-1]
     if m % n:

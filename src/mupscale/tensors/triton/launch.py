@@ -42,8 +42,10 @@ def installed() -> bool:
 
 
 def is_for(out: Tensor, base: Tensor | None, noise: TensorNoise) -> bool:
-    """Whether a slice is made by the kernel; rows of new words are not, they are few."""
-    if noise.zeros is not None and noise.zeros.mean is not None:
+    """Whether a slice is made by the kernel; rows of new words are not, they are few, nor copied units and splits."""
+    if noise.split is not None or (
+        noise.zeros is not None and (noise.zeros.copied or noise.zeros.mean is not None)
+    ):
         return False
     if out.device.type != ("cpu" if interpreted() else "cuda") or chosen_kernel() != "triton":
         return False

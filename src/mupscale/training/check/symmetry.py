@@ -64,7 +64,7 @@ def awake(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float
     >>> import mupscale as mu
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     >>> make = lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
-    >>> plan = mu.infer_plan(base, make, loss=lambda model: model(torch.ones(2, 3)).sum(), pad=True)
+    >>> plan = mu.infer_plan(base, make, loss=lambda model: model(torch.ones(2, 3)).sum(), by="padded")
     >>> awake(mu.grow(base, make, plan=plan))
     {'0.weight': 0.0, '0.bias': 0.0, '2.weight': 0.0}
     """

@@ -12,7 +12,7 @@ from ...arguments import wrong_whole
 from ...errors import MupscaleError, raise_faults
 from ...models.clone import copied
 from ...models.names import named_tensors, unwrap
-from ...noise.kinds import Noise, PairedNoise, wrong_noise
+from ...noise.kinds import LaterNoise, Noise, wrong_noise
 from ...noise.measures import Statistic, statistic
 from ...noise.resolve import copied_norm, resolve_noise, unused_seed
 from ...noise.where import exempt_of
@@ -39,11 +39,12 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
     False
     """
     raise_faults("no noise can be added", [*wrong_noise(noise), *wrong_whole("seed", seed)])
-    if isinstance(noise, PairedNoise):
+    if not isinstance(noise, LaterNoise):
+        kind = type(noise).__name__
         raise MupscaleError(
-            "paired noise keeps outputs only while copies are equal, so it is added at growth: mu.upscale(…, PairedNoise(…)); "
-            "write SignalNoise or MupNoise here",
-            code="noise.paired_after_growth",
+            f"{kind} keeps outputs only while copies are equal and new units are zero, so it is added at growth: "
+            f"mu.upscale(…, {kind}(…)); write SignalNoise or MupNoise here",
+            code="noise.only_at_growth",
         )
     if wide.plan is None:
         raise MupscaleError(

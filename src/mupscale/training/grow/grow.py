@@ -19,6 +19,7 @@ from ...plans.direction import Direction
 from ...plans.plan import Plan
 from ...proofs.identity import Loss
 from ...rules.optimizer_rule import OptimizerRule
+from ...rules.products import By, Ways
 from ...runs.run import Run
 from ..rates.schedules import begin_stage_, wrong_step_cost
 from .carry import carry, check_start
@@ -30,6 +31,7 @@ def grow(
     base: Run | nn.Module,
     wide: Make,
     *,
+    by: By = "copies",
     loss: Loss | None = None,
     example_inputs: ExampleInputs | None = None,
     plan: Plan | None = None,
@@ -39,6 +41,8 @@ def grow(
 ) -> Run:
     """Grow a run: the result continues `base` exactly, at the width of `wide`, a factory or a module.
 
+    `by="copies"` copies every unit and divides what reads it; `by="units"` adds units that are zero and stay asleep until
+    `upscale` or noise wakes them. Both are exact.
     A plan is found and measured with `loss(model)`, your loss on one batch, or with `example_inputs`, a tuple or a dict
     for `forward`; a given `plan` is measured. Neither is needed for a plan that was proved before, or if torch's own
     modules decide it. Otherwise the run is refused, or widened without a proof if `prove=False`, which its provenance
@@ -56,7 +60,9 @@ def grow(
     raise_faults("this schedule cannot be continued", wrong_step_cost(start.schedulers, step_cost))
     check_start(start)
     built = build(wide)
-    chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), prove)
+    chosen, proof = proved_plan(
+        start.model, built, plan, measured_with(loss, example_inputs), prove, Ways(by)
+    )
     direction = Direction(chosen)
     grown = carry(start, built, wide, direction, rules, settings=prove)
     begin_stage_(grown.schedulers, step_cost)

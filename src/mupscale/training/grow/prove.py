@@ -49,6 +49,7 @@ from ...proofs.modes import Modes, mode_needs
 from ...proofs.rounding import COARSE, Rounding
 from ...proofs.trial import Trial
 from ...proofs.twin import rounding_of_loss
+from ...rules.products import COPIES, Ways
 from ...runs.run import Run
 
 FLOAT64_BYTES = 2**28
@@ -64,22 +65,24 @@ def proved_plan(
     plan: Plan | None,
     loss: Loss | None,
     prove: bool,
+    ways: Ways = COPIES,
 ) -> tuple[Plan, dict[str, Any]]:
     """The plan to grow by, and the record of what proved it; raises if nothing does.
 
-    `built` is the wide model without weights; it gets the base's settings that are not tensors.
+    `built` is the wide model without weights; it gets the base's settings that are not tensors. `ways` is how spaces grow
+    where no plan is given.
     """
     refuse_other_device_map(base, built)
     if plan is not None:
         expect_plan(plan)
         check_end(plan, base, "base")
         check_end(plan, built, "wide")
-    _refuse_hooks(unwrap(base), unwrap(built), plan)
+    _refuse_hooks(unwrap(base), unwrap(built), plan, ways)
     # Without a proof nothing shows whether the wide model's own settings are meant.
     differences = compare_attributes(base, built, plan) if prove else []
     carry_attributes_(built, differences)
     if loss is None or not prove:
-        chosen = plan if plan is not None else infer_plan(base, built)
+        chosen = plan if plan is not None else infer_plan(base, built, by=ways.by)
         changed = changed_code(chosen.code, base, built) if prove else ""
         if changed:
             warnings.warn(f"{changed}; add loss= or example_inputs=, and it is proved again", stacklevel=3)
@@ -95,7 +98,7 @@ def proved_plan(
         record: dict[str, Any] = {"by": chosen.proof, **({"changed": changed} if changed else {})}
     else:
         try:
-            chosen, record = _measured_plan(base, built, plan, loss)
+            chosen, record = _measured_plan(base, built, plan, loss, ways)
         except NotExact as error:
             raise _with_differences(error, differences) from error.__cause__
     carried = {d.path: plain_value(d.base) for d in differences if d.kind == "carried"}
@@ -105,13 +108,13 @@ def proved_plan(
     return chosen, record
 
 
-def _refuse_hooks(base: nn.Module, built: nn.Module, plan: Plan | None) -> None:
+def _refuse_hooks(base: nn.Module, built: nn.Module, plan: Plan | None, ways: Ways) -> None:
     """Raise for hooks on gradients that cannot be carried, before a proof that may take minutes."""
     if has_hooks(base):
         likely = plan
         if plan is None:
             with suppress(MupscaleError):  # what shapes leave open is searched for later
-                likely = infer_plan(base, built)
+                likely = infer_plan(base, built, by=ways.by)
         refuse_hooks(base, built, likely, sure=plan is not None)
 
 
@@ -131,14 +134,14 @@ def _with_differences(error: NotExact, differences: list[AttributeDifference]) -
 
 
 def _measured_plan(
-    base: nn.Module, built: nn.Module, plan: Plan | None, loss: Loss
+    base: nn.Module, built: nn.Module, plan: Plan | None, loss: Loss, ways: Ways
 ) -> tuple[Plan, dict[str, Any]]:
     """The given plan after it was measured, or the one that a search finds, and the record of the measurement."""
     small = _float64_bytes(base, built) <= FLOAT64_BYTES
     chosen = plan
     if plan is None and not small:
         try:
-            chosen = infer_plan(base, built)
+            chosen = infer_plan(base, built, by=ways.by)
         except Undecided as error:
             _LOG.info("shapes do not decide the plan (%s); searching on copies in float64", error.claim)
     if chosen is not None:
@@ -153,7 +156,7 @@ def _measured_plan(
             proved = proved_by(replace(chosen, needs=pair.needs.union(before)), loss, unreached, base, built)
             return proved, _record(proved, measured.dtype, measured.worst, 1, measured.modes)
         _LOG.info("the plan that shapes suggest is not exact (%s); searching", measured.failure)
-    found = find_plan(base, built, loss, Declared())
+    found = find_plan(base, built, loss, Declared(), ways)
     return found.plan, _record(found.plan, "float64", max(found.worst, found.gap), found.trials, found.modes)
 
 

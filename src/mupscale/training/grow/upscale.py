@@ -17,7 +17,7 @@ from ...errors import Fault, raise_faults
 from ...models.build import Make, build
 from ...models.example_loss import ExampleInputs
 from ...models.names import named_tensors
-from ...noise.kinds import EXAMPLES, Noise, SignalNoise, wrong_noise
+from ...noise.kinds import EXAMPLES, NewUnits, Noise, SignalNoise, wrong_noise
 from ...noise.resolve import resolve_noise, unused_seed
 from ...noise.resolved import NoisePlan
 from ...noise.where import exempt_of
@@ -26,6 +26,7 @@ from ...plans.direction import Direction
 from ...plans.plan import Plan
 from ...proofs.identity import Loss
 from ...rules.optimizer_rule import OptimizerRule
+from ...rules.products import By, Ways
 from ...runs.run import Run
 from ..rates.after_growth import new_rates
 from ..rates.schedules import begin_stage_, wrong_step_cost
@@ -44,6 +45,7 @@ def upscale(
     wide: Make,
     noise: Noise | AutoNoise | None = None,
     *,
+    by: By | None = None,
     loss: Loss | None = None,
     example_inputs: ExampleInputs | None = None,
     plan: Plan | None = None,
@@ -55,7 +57,15 @@ def upscale(
     prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
-    """Grow `base`, add noise, and set the learning rate: a run that can use its new width.
+    """Grow `base`, wake what is new, and set the learning rate: a run that can use its new width.
+
+    Without options the new width consists of new units, `by="units"`: what they read is copied from trained units and
+    gets noise, what reads them is zero, so the loss after growth is the loss before, up to rounding, and every new unit
+    learns from the second step on. A space that cannot have zeros, as one that LayerNorm averages over, grows by copies
+    in the same plan; each weight that reads such copies goes whole to one of them, which changes no output either.
+    `by="copies"` is the method of the paper: every unit is copied, and `noise` parts the copies, which costs some loss at
+    first. `noise` and `recipe` are sizes of this noise, so either of them implies `by="copies"`;
+    `noise=NewUnits(readers="random")` chooses what new units read.
 
     `lr` is the learning rate now, right after growth; None keeps the base's. `peak_lr` is the rate that a carried
     schedule multiplies: with a schedule that stands at 0.6 of its peak, `lr=3e-3` and `peak_lr=5e-3` are the same.
@@ -65,7 +75,7 @@ def upscale(
     `recipe` gives noise and learning rate as tuning found them, and is refused if it does not apply to this run.
     `loss(model)`, your loss on one batch, proves that growing is exact before noise is added, as for `grow`, and
     measures what the noise costs: both losses are saved in the provenance, and a large increase causes a warning.
-    Without `noise` and `recipe` the noise is chosen by this loss: the size at which it has risen by a twentieth of
+    With `by="copies"` and no `noise` its size is chosen by this loss: the size at which it has risen by a twentieth of
     what the base has learned, or less if that would be a large increase, found with at most 11 forward passes.
     `AutoNoise(steps=…)` asks for more where long training follows.
     `example_inputs`, `plan` and `prove` are as for `grow`.
@@ -78,7 +88,11 @@ def upscale(
     True
     """
     start = base if isinstance(base, Run) else Run(base)
+    copies = by == "copies" or recipe is not None or not isinstance(noise, NewUnits | None)
+    if noise is None and recipe is None:
+        noise = AutoNoise() if copies else NewUnits()
     faults = _unusable(start, noise, lr, peak_lr, recipe, seed, loss)
+    ways = Ways(by or ("copies" if copies else "units"))
     faults += wrong_step_cost(start.schedulers, step_cost)
     raise_faults("upscale cannot use what it was given", faults)
     if recipe is not None:
@@ -86,7 +100,7 @@ def upscale(
     check_start(start)
     set_rates_ = new_rates(start, lr, peak_lr)
     built = build(wide)
-    chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), prove)
+    chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), prove, ways)
     if recipe is not None:
         start = at_recipe(recipe, start, chosen, rules)
     sized, resolved, choice = _sized(start, wide, noise, chosen, seed, loss, settings=prove)
@@ -96,6 +110,7 @@ def upscale(
     jumping = isinstance(noise, AutoNoise) and noise.may_jump
     less = "write AutoNoise(), which takes less" if jumping else less_of(sized)
     losses = None if loss is None else _losses(loss, start.model, grown.model, seed, choice, less)
+    _LOG.info("%s", _summary(chosen, losses))
     begin_stage_(grown.schedulers, step_cost)
     provenance = grown.provenance.noting(
         **hand_over_(start, grown, direction, proof, new_rate=lr is not None),
@@ -123,7 +138,8 @@ def _unusable(
     faults = wrong_whole("seed", seed)
     if isinstance(noise, AutoNoise):
         faults += wrong_auto(noise)
-        what, remedy = "it needs a loss, by which the size is chosen", "add loss=lambda model: …"
+        what = "its size is chosen by a loss, and none is given"
+        remedy = f"add loss=lambda model: …, the loss of one batch, or write noise={EXAMPLES}"
         faults += [] if loss is not None else [Fault("noise.needs_loss", "AutoNoise", what, remedy)]
     elif noise is not None:
         faults += wrong_noise(noise)
@@ -134,12 +150,6 @@ def _unusable(
     faults += [] if recipe is None else wrong_kind("recipe", recipe, Recipe, "write recipe=Recipe.read(path)")
     if isinstance(recipe, Recipe):
         faults += wrong_with_recipe(recipe, loss, noise=noise, lr=lr, peak_lr=peak_lr)
-    elif recipe is None and noise is None and loss is None:
-        remedy = (
-            "write loss=lambda model: …, the loss of one batch, and it is chosen by what it costs, or "
-            f"noise={EXAMPLES}, or recipe="
-        )
-        faults.append(Fault("noise.not_given", "noise", "nothing says how much to add", remedy))
     empty = [name for name, kind, t in named_tensors(run.model) if kind == "parameter" and t.is_meta]
     what, remedy = (
         "it is on the meta device and has no numbers",
@@ -161,12 +171,13 @@ def _sized(
     exempt = exempt_of(run.model, plan, "base")
     seed = unused_seed(seed, run.since, run.provenance.seeds)
     choice = None
-    if noise is None or isinstance(noise, AutoNoise):
+    assert noise is not None
+    if isinstance(noise, AutoNoise):
         assert loss is not None
         choice = choose_noise(
             run.model,
             wide,
-            noise or AutoNoise(),
+            noise,
             loss,
             plan=plan,
             seed=seed,
@@ -179,6 +190,23 @@ def _sized(
     tensors = {name: tensor for name, _, tensor in named_tensors(run.model)}
     resolved = resolve_noise(tensors, noise, plan=plan, seed=seed, since=run.since, exempt=exempt)
     return noise, resolved, choice
+
+
+def _summary(plan: Plan, losses: dict[str, float] | None) -> str:
+    """One line: which sizes grew in which way, and the loss before and after.
+
+    >>> from mupscale.plans import plan_between
+    >>> plan = plan_between(lambda n: nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 2)), 4, 8, by="units")
+    >>> _summary(plan, {"before": 0.25, "after": 0.25})
+    'grown by new units: 4 -> 8; loss 0.25 before, 0.25 after'
+    """
+    ways: dict[str, dict[str, None]] = {}
+    for axis in (axis for entry in plan.tensors.values() for axis in entry.axes if axis.grows):
+        way = "copies" if axis.k != 1 else "new units"
+        ways.setdefault(way, {})[f"{axis.base} -> {axis.wide}"] = None
+    parts = [f"by {way}: {', '.join(sizes)}" for way, sizes in ways.items()] or ["by new tensors"]
+    after = "" if losses is None else f"; loss {losses['before']:.6g} before, {losses['after']:.6g} after"
+    return f"grown {', '.join(parts)}{after}"
 
 
 def _losses(

@@ -20,10 +20,9 @@ _AHEAD = 100
 _ZERO = 1e-9
 """The share of its start at which a rate counts as zero. 1 - 0.1 * 10 and its like end at 1e-16, by rounding."""
 NEW_SCHEDULE = (
-    "run = mu.rewarm_(run, mu.GrowthSchedule(1000), peak_lr=1e-3); "
-    "wide = mu.upscale(run, make, noise, step_cost=1)"
+    "run = mu.rewarm_(run, mu.GrowthSchedule(1000)); wide = mu.upscale(run, make, noise, step_cost=1)"
 )
-"""How a run continues whose schedule has ended: with a new one, here over 1000 steps."""
+"""How a run continues whose schedule has ended: with a new one, here over 1000 steps to half of the earlier peak."""
 
 
 def new_rates(run: Run, lr: float | None, peak_lr: float | None) -> Callable[[Run], None]:

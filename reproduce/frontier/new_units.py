@@ -1,0 +1,85 @@
+"""Stage u: new units that write nothing yet, in the place of copies. Growing does not change the loss, and nothing is tuned.
+
+The peak is half of the base's and warmed up again; every tensor keeps the rate that it has at the base's width. Readers of
+new units are random, or copies of trained ones with noise, and the optimizer keeps what it knows. On the first base it also
+begins empty if the study asks for it. Methods of others stand beside it there, each at the best of three peaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from .choose import Arm, Known, runs_of, scratch, search
+from .sizes import Finished, Sizes
+from .spec import Method, Spec
+
+METHODS: Mapping[str, Method] = {"new units": "new_units", "copied readers": "copied_readers"}
+EMPTY = ", empty optimizer"
+PEERS: Mapping[str, Method] = {"HyperCloning": "tiling", "Net2Wider": "net2wider"}
+RATE = 0.5
+"""The peak over that of the base: the best of a quarter, a half and one for finished bases."""
+SHARE = 0.25
+"""Of the FLOPs, after which a run grows that is not finished."""
+TIMES = 2
+"""How many times as wide the model becomes."""
+
+
+def arm(known: Known, sizes: Sizes, base: Finished, name: str, extra: float) -> Arm:
+    """One arm of a finished base with so much more to spend, in multiples of the base's own budget."""
+    trained = scratch(known, sizes, base.width, base.units)
+    if trained.chosen is None:
+        return trained
+    start = trained.chosen
+    grown = replace(start, width=TIMES * base.width, budget=round(start.budget * extra), start=start)
+    if name in PEERS:
+        theirs = replace(grown, method=PEERS[name])
+        rates = (RATE * start.lr, start.lr)
+        return trained.then(search(known, lambda lr: replace(theirs, lr=lr), rates, sizes.extend))
+    return trained.then(Arm((), _untuned(grown, name)))
+
+
+def mid_run(known: Known, sizes: Sizes, name: str, units: int) -> Arm:
+    """One arm of a budget for everything: a width throughout, or growth after a quarter of it."""
+    if name.endswith("throughout"):
+        return scratch(known, sizes, int(name.split()[0]), units)
+    narrow = scratch(known, sizes, sizes.narrow, units)
+    if narrow.chosen is None:
+        return narrow
+    grown = replace(narrow.chosen, width=TIMES * sizes.narrow, start=narrow.chosen, at=SHARE)
+    return narrow.then(Arm((), _untuned(grown, name)))
+
+
+def names(sizes: Sizes, base: Finished) -> tuple[str, ...]:
+    """The arms of a base by new units, in the order of the table."""
+    both = sizes.both_states and base == sizes.bases[0]
+    return (*METHODS, *(f"{name}{EMPTY}" for name in METHODS if both))
+
+
+def mid_run_names(sizes: Sizes) -> tuple[str, ...]:
+    """The arms of a budget for everything: the widths that are near, then growth."""
+    widths = (sizes.narrow, 3 * sizes.narrow // 2, TIMES * sizes.narrow)
+    return (*(f"{width} throughout" for width in widths), *METHODS)
+
+
+def specs(known: Known, sizes: Sizes) -> Iterator[Spec]:
+    """The runs: new units on every finished base, then in mid-run, then methods of others on the first base."""
+    for base in sizes.cited_bases:
+        for extra in sizes.cited_extras:
+            yield from _runs([arm(known, sizes, base, n, extra) for n in names(sizes, base)], sizes)
+    for units in sizes.cited_mid_run:
+        arms = [mid_run(known, sizes, name, units) for name in reversed(mid_run_names(sizes))]
+        yield from _runs(arms, sizes)
+    yield from _runs([arm(known, sizes, sizes.bases[0], name, 1.0) for name in PEERS], sizes)
+
+
+def _runs(arms: list[Arm], sizes: Sizes) -> Iterator[Spec]:
+    return runs_of(arms, (sizes.tuning_seed, *sizes.seeds))
+
+
+def _untuned(grown: Spec, name: str) -> Spec:
+    """The run that an arm asks for, from one at the peak of the base."""
+    method = METHODS[name.removesuffix(EMPTY)]
+    return replace(
+        grown, lr=RATE * grown.lr, method=method, state="empty" if name.endswith(EMPTY) else "kept"
+    )
