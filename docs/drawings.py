@@ -280,7 +280,8 @@ def _panel(drawing: Drawing, left: float, told: str, arms: Mapping[float, Mappin
     for extra, x in places.items():
         drawing.say(round(x, 1), BOTTOM + 24, f"{extra:g} ×", ink=FAINT)
     drawing.say(left, 68, told, at="start")
-    inks = dict(zip(max(arms.values(), key=len), INKS.values(), strict=False))
+    names = dict.fromkeys(name for found in arms.values() for name in found)
+    inks = dict(zip(names, INKS.values(), strict=False))
     for name, ink in inks.items():
         points = [(x, arms[extra][name]) for extra, x in places.items() if name in arms[extra]]
         for (x, seen), (to_x, to) in pairwise(points):

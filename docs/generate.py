@@ -1,7 +1,8 @@
 """Write the pages that are generated from data: `python docs/generate.py`.
 
 Optimizers and families come from the registries, benchmarks from docs/benchmarks.json, refusals from the calls that make
-them, the README's table of real models from benchmarks/public_models_found.json. A test compares the pages with the data.
+them, the README's table of real models from benchmarks/public_models_found.json, the words of arguments in api.md from
+docs/argument_words.json. A test compares the pages with the data.
 `python docs/generate.py --benchmarks covertype limits` runs those scripts and records their last lines with the key of the
 code (harness/evidence.py). Nothing is recorded for a script that fails.
 """
@@ -544,8 +545,16 @@ def readme() -> str:
     return filled
 
 
+def reference() -> str:
+    """The reference of the API with the words of arguments at its end."""
+    page, mark, _ = (HERE / "api.md").read_text(encoding="utf-8").partition("| word | meaning |\n|---|---|\n")
+    words = json.loads((HERE / "argument_words.json").read_text(encoding="utf-8"))["words"]
+    return page + mark + "".join(f"| `{word}` | {meaning} |\n" for word, meaning in words)
+
+
 PAGES = {
     "../README.md": readme,
+    "api.md": reference,
     "optimizers.md": optimizers,
     "families.md": families,
     "benchmarks.md": benchmarks,

@@ -8,7 +8,8 @@ from math import inf
 
 from .sizes import Sizes
 from .spec import Spec
-from .train import Known, Result
+from .train import Known as Known
+from .train import Result
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Stage u: new units that write nothing yet, in the place of copies. Growing does not change the loss, and nothing is tuned.
 
 The peak is half of the base's and warmed up again; every tensor keeps the rate that it has at the base's width. Readers of
-new units are random, or copies of trained ones with noise, and the optimizer keeps what it knows. On the first base it also
-begins empty if the study asks for it. Methods of others stand beside it there, each at the best of three peaks.
+new units are random, or copies of trained ones with noise, and the optimizer begins empty. On the first base its moments are
+also kept, as `upscale` leaves them. Methods of others stand beside it there, each at its own rate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .sizes import Finished, Sizes
 from .spec import Method, Spec
 
 METHODS: Mapping[str, Method] = {"new units": "new_units", "copied readers": "copied_readers"}
-EMPTY = ", empty optimizer"
+KEPT = ", moments kept"
 PEERS: Mapping[str, Method] = {"HyperCloning": "tiling", "Net2Wider": "net2wider"}
 RATE = 0.5
 """The peak over that of the base: the best of a quarter, a half and one for finished bases."""
@@ -53,7 +53,7 @@ def mid_run(known: Known, sizes: Sizes, name: str, units: int) -> Arm:
 def names(sizes: Sizes, base: Finished) -> tuple[str, ...]:
     """The arms of a base by new units, in the order of the table."""
     both = sizes.both_states and base == sizes.bases[0]
-    return (*METHODS, *(f"{name}{EMPTY}" for name in METHODS if both))
+    return (*METHODS, *(f"{name}{KEPT}" for name in METHODS if both))
 
 
 def mid_run_names(sizes: Sizes) -> tuple[str, ...]:
@@ -79,7 +79,5 @@ def _runs(arms: list[Arm], sizes: Sizes) -> Iterator[Spec]:
 
 def _untuned(grown: Spec, name: str) -> Spec:
     """The run that an arm asks for, from one at the peak of the base."""
-    method = METHODS[name.removesuffix(EMPTY)]
-    return replace(
-        grown, lr=RATE * grown.lr, method=method, state="empty" if name.endswith(EMPTY) else "kept"
-    )
+    method = METHODS[name.removesuffix(KEPT)]
+    return replace(grown, lr=RATE * grown.lr, method=method, state="kept" if name.endswith(KEPT) else "empty")

@@ -12,7 +12,7 @@ from ..directions import arms as directions
 from ..store import RESULTS, Store
 from .book import NOT_RUN, Book, Seen, new_units_contest, new_units_mid_run_contest, seen
 from .choose import Arm
-from .new_units import EMPTY, METHODS, PEERS, TIMES, arm, mid_run_names, names
+from .new_units import KEPT, METHODS, PEERS, TIMES, arm, mid_run_names, names
 from .sizes import Finished
 
 Cell = Callable[[Seen | None], str]
@@ -27,8 +27,9 @@ def base_rows(
         found = [book.new_units(base, name, extra) for extra in extras]
         if not any(found):
             continue
-        yield [f"{name} to {TIMES * base.width}", *map(cell, found)]
-        if name in METHODS:
+        short = name.removesuffix(KEPT)
+        yield [f"{short} to {TIMES * base.width}{name.removeprefix(short)}", *map(cell, found)]
+        if name not in PEERS:
             gains = [new_units_contest(book, base, name, extra) for extra in extras]
             yield [f"the best alternative {_over(book)} {name}", *(gain(each, book.nats) for each in gains)]
 
@@ -76,8 +77,8 @@ def chosen(books: Sequence[Book]) -> str | None:
     return None if told is None else min(told, key=told.__getitem__)
 
 
-def empty_over_kept(book: Book) -> dict[tuple[str, float], tuple[float, ...]]:
-    """By readers and budget of the first base: the loss from an empty optimizer over that with moments kept, by seed.
+def kept_over_empty(book: Book) -> dict[tuple[str, float], tuple[float, ...]]:
+    """By readers and budget of the first base: the loss with moments kept over that from an empty optimizer, by seed.
 
     In nats it is the difference. All seeds count, because nothing was chosen.
     """
@@ -86,11 +87,11 @@ def empty_over_kept(book: Book) -> dict[tuple[str, float], tuple[float, ...]]:
         for name in METHODS:
             values = [
                 _values(book, arm(book.known, book.sizes, book.sizes.bases[0], n, extra))
-                for n in (name + EMPTY, name)
+                for n in (name + KEPT, name)
             ]
             if all(values):
                 pairs = zip(*values, strict=True)
-                found[name, extra] = tuple(e - k if book.nats else e / k for e, k in pairs)
+                found[name, extra] = tuple(k - e if book.nats else k / e for k, e in pairs)
     return found
 
 
@@ -135,10 +136,10 @@ def summary(books: Sequence[Book]) -> Iterator[str]:
     if both is not None:
         yield f"Mean rank over the studies: {_listed(both)}; {chosen(books)} are lower or equal."
     for book in books:
-        for (name, extra), values in empty_over_kept(book).items():
+        for (name, extra), values in kept_over_empty(book).items():
             how = "minus" if book.nats else "over"
             seeds = ", ".join(f"{value:+.4f}" if book.nats else f"{value:.4f}" for value in values)
-            yield f"An empty optimizer {how} moments kept, {book.name}, {name}, {extra:g} × the budget, by seed: {seeds}."
+            yield f"Moments kept {how} an empty optimizer, {book.name}, {name}, {extra:g} × the budget, by seed: {seeds}."
     for book in books:
         for name in METHODS if book.nats else ():
             found = below(book, name)
@@ -150,7 +151,7 @@ def summary(books: Sequence[Book]) -> Iterator[str]:
 def figures(books: Sequence[Book]) -> dict[str, str]:
     """For the readers that are chosen: the smallest gain of the first study by budget and in mid-run, and nats of the text."""
     name, first = chosen(_with(books)), books[0]
-    told = dict.fromkeys(("u_readers", "u_quarter", "u_again", "u_mid_run", "u_empty", "u_nats"), NOT_RUN)
+    told = dict.fromkeys(("u_readers", "u_quarter", "u_again", "u_mid_run", "u_kept", "u_nats"), NOT_RUN)
     if name is None:
         return told
     told["u_readers"] = METHODS[name]
@@ -160,8 +161,8 @@ def figures(books: Sequence[Book]) -> dict[str, str]:
     told["u_mid_run"] = _smallest(
         [new_units_mid_run_contest(first, name, units) for units in first.sizes.cited_mid_run]
     )
-    states = [value for (n, _), values in empty_over_kept(first).items() if n == name for value in values]
-    told["u_empty"] = f"{fmean(states):.4f}" if states else NOT_RUN
+    states = [value for (n, _), values in kept_over_empty(first).items() if n == name for value in values]
+    told["u_kept"] = f"{fmean(states):.4f}" if states else NOT_RUN
     on_text = [
         found["going on"][0]
         for book in _with(books)

@@ -117,8 +117,8 @@ def _short(books: list[Book]) -> Iterator[str]:
         if told := _verdict(copies):
             yield f"With {spent} that a finished base has cost, growing it by copies {told}."
         if readers is not None:
-            units = {base: new_units_contest(stored, base, readers, extra) for base in sizes.cited_bases}
-            if told := _verdict(units):
+            new = {base: new_units_contest(stored, base, readers, extra) for base in sizes.cited_bases}
+            if told := _verdict(new):
                 yield f"Growing it by {readers} {told}."
     for units in sizes.cited_mid_run:
         found = mid_run_contest(stored, units)

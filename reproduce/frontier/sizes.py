@@ -58,7 +58,7 @@ class Sizes:
     extend: int = 2
     """How often a grid grows when its best point is at its edge."""
     both_states: bool = True
-    """Whether new units on the first base are also run with an empty optimizer."""
+    """Whether new units on the first base are also run with the moments of what was there."""
     stop: float = 1.0
     """The share of the remaining steps that the comparison of optimizer states takes."""
 

@@ -174,7 +174,7 @@ def test_tables_are_printed_from_a_store(known):
     assert tables.show([book, replace(book, name="text", nats=True)], lines.append) == 0
     figures = dict(part.split("=") for part in lines[-1].split())
     names = ["a_gain", "b_gain", "b_from", "c_end", "c_early", "d_regret", "d_nats", "e_worst"]
-    names += ["u_readers", "u_quarter", "u_again", "u_mid_run", "u_empty", "u_nats"]
+    names += ["u_readers", "u_quarter", "u_again", "u_mid_run", "u_kept", "u_nats"]
     assert list(figures) == names
     assert figures.pop("e_worst") == NOT_RUN
     assert NOT_RUN not in figures.values()
@@ -197,7 +197,7 @@ def test_tables_are_printed_from_a_store(known):
         ("d", "recipe"),
         ("b", sunk.ruled(SMOKE, SMOKE.bases[0])[0]),
         ("u", "copied readers"),
-        ("u", "new units, empty optimizer"),
+        ("u", "new units, moments kept"),
     ],
 )
 def test_a_missing_seed_fails(known, name, without):
@@ -288,7 +288,7 @@ def test_readers_are_ranked_case_by_case(known):
     assert sum(told.values()) == 3.0
     assert new_units_tables.ranks(Book(known, SMOKE)) == {"new units": 1.5, "copied readers": 1.5}
     assert new_units_tables.chosen([Book(better, SMOKE)]) == min(told, key=told.__getitem__)
-    ratios = new_units_tables.empty_over_kept(Book(known, SMOKE))
+    ratios = new_units_tables.kept_over_empty(Book(known, SMOKE))
     assert all(values == (1.0, 1.0, 1.0) for values in ratios.values())
     assert len(ratios) == 4
 

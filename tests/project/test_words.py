@@ -49,9 +49,3 @@ def test_the_table_has_each_word_once_and_no_word_that_nobody_uses():
     used = {p for _, function in callables() for p in inspect.signature(function).parameters}
     assert len(set(WORDS)) == len(WORDS)
     assert set(WORDS) - used <= {"proxy", "settings", "folder", "every", "beat"}  # of tune
-
-
-def test_the_reference_page_prints_the_table():
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    for word, meaning in json.loads((ROOT / "docs" / "argument_words.json").read_text("utf-8"))["words"]:
-        assert f"| `{word}` | {meaning} |" in page

@@ -11,7 +11,7 @@ from ..arguments import wrong_whole
 from ..errors import Fault
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
-from .kinds import NewUnits, Noise, PairedNoise, Sigma, SignalNoise, SplitNoise, each, relative_size
+from .kinds import NewUnits, Noise, PairedNoise, Sigma, SplitNoise, each, given_sigma, relative_size
 from .measures import Measure, measured
 from .where import Exempt, has_copies, noisy_weights, pairing
 
@@ -22,23 +22,22 @@ def unknown_names(
     """Faults for tensors that the noise names or needs and that are missing."""
     faults = wrong_whole("seed", seed)
     noisy = noisy_weights(plan, exempt, vectors=noise.vectors)
-    if isinstance(noise, (NewUnits, SplitNoise)):
-        noisy = {name: entry for name, entry in noisy.items() if entry.new or entry.padded}
-        return faults if callable(base) else [*faults, *_not_in_base(base, noisy, plan)]
-    if (relative := relative_size(noise)) is not None:
-        if isinstance(relative, Mapping):
-            faults += [*_unmatched(relative, noisy), *_new_alone(relative, noisy)]
-        return faults if callable(base) else [*faults, *_not_in_base(base, noisy, plan)]
-    assert not isinstance(noise, SignalNoise)
-    if isinstance(noise.sigma, Mapping):
+    relative, sigmas = relative_size(noise), given_sigma(noise)
+    if isinstance(relative, Mapping):
+        faults += [*_unmatched(relative, noisy), *_new_alone(relative, noisy)]
+    if isinstance(sigmas, Mapping):
         remedy = "give one for every tensor, 0 for none"
         faults += [
             Fault("noise.size_missing", name, "the noise has no σ̄ for it", remedy)
             for name, entry in noisy.items()
-            if name not in noise.sigma and not entry.new and has_copies(entry)
+            if name not in sigmas and not entry.new and has_copies(entry)
             if not isinstance(noise, PairedNoise) or pairing(entry) is not None
         ]
-        faults += [fault for name, sigma in noise.sigma.items() for fault in _wrong_sigma(name, sigma, plan)]
+        faults += [fault for name, sigma in sigmas.items() for fault in _wrong_sigma(name, sigma, plan)]
+    if sigmas is None and not callable(base):  # its sizes are measured
+        if isinstance(noise, (NewUnits, SplitNoise)):
+            noisy = {name: entry for name, entry in noisy.items() if entry.new or entry.padded}
+        faults += _not_in_base(base, noisy, plan)
     return faults
 
 

@@ -150,11 +150,11 @@ def wrong_noise(noise: object) -> list[Fault]:
         word = "t=" if isinstance(noise, PairedNoise) else ""
         remedy = f"write {type(noise).__name__}({word}{DEFAULT_T})"
         return [fault for where, t in sizes.items() for fault in _wrong_t(where, t, remedy)]
-    assert not isinstance(noise, SignalNoise)
-    if not isinstance(noise.sigma, Mapping):
-        return wrong_number("sigma", noise.sigma, f"write {type(noise).__name__}(0.1), for example")
+    sigmas = given_sigma(noise)
+    if not isinstance(sigmas, Mapping):
+        return wrong_number("sigma", sigmas, f"write {type(noise).__name__}(0.1), for example")
     faults = []
-    for name, sigma in noise.sigma.items():
+    for name, sigma in sigmas.items():
         remedy = "write a number, or a tuple with one for every matrix; 0 for none"
         faults += [fault for size in each(sigma) for fault in wrong_number(f"sigma, {name}", size, remedy)][
             :1
@@ -190,10 +190,15 @@ def relative_size(noise: Noise) -> float | Mapping[str, float] | None:
     return noise.t if isinstance(noise, (SignalNoise, PairedNoise)) else None
 
 
+def given_sigma(noise: Noise) -> float | Mapping[str, Sigma] | None:
+    """σ̄, if the noise is sized by it."""
+    return noise.sigma if isinstance(noise, (MupNoise, PairedNoise)) else None
+
+
 def given_size(noise: Noise) -> float | Mapping[str, float] | Mapping[str, Sigma] | None:
     """What the user gave as the size of noise that is added to copies: t, or σ̄."""
     relative = relative_size(noise)
-    return noise.sigma if relative is None and isinstance(noise, (MupNoise, PairedNoise)) else relative
+    return given_sigma(noise) if relative is None else relative
 
 
 def t_of(t: float | Mapping[str, float], name: str) -> float | None:

@@ -30,9 +30,9 @@ from .kinds import (
     Noise,
     PairedNoise,
     Sigma,
-    SignalNoise,
     SplitNoise,
     each,
+    given_sigma,
     given_size,
     relative_size,
     t_of,
@@ -159,11 +159,9 @@ def _copied(name: str, noise: Noise, plan: Plan, measure: Measure, size: float) 
     if t is not None:
         one = _measure_one_expert(name, plan, measure)
         return ResolvedNoise(_relative_sigma(t, plan[name], one, size), paired)
-    assert not isinstance(noise, SignalNoise)
-    assert noise.sigma is not None
-    return ResolvedNoise(
-        _as_floats(noise.sigma[name] if isinstance(noise.sigma, Mapping) else noise.sigma), paired
-    )
+    sigma = given_sigma(noise)
+    assert sigma is not None
+    return ResolvedNoise(_as_floats(sigma[name] if isinstance(sigma, Mapping) else sigma), paired)
 
 
 def _mean(name: str, becomes: Becomes, plan: Plan, measure: Measure) -> tuple[float, ...] | None:
@@ -193,10 +191,8 @@ def _given_to_new(name: str, noise: Noise) -> Sigma | None:
     """The σ̄ that is given for a new tensor: 0 where patterns of t leave it out, None where it wakes as usual."""
     if (relative := relative_size(noise)) is not None:
         return None if t_of(relative, name) else 0.0
-    if isinstance(noise, (NewUnits, SplitNoise)):
-        return None
-    assert not isinstance(noise, SignalNoise)
-    return noise.sigma.get(name) if isinstance(noise.sigma, Mapping) else None
+    sigma = given_sigma(noise)
+    return sigma.get(name) if isinstance(sigma, Mapping) else None
 
 
 def _is_silent(noise: Noise) -> bool:

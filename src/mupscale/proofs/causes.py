@@ -1,7 +1,12 @@
-"""The usual causes of a deviation, as `verify` prints them, each with what to write."""
+"""What can deviate, and the usual causes, as `verify` prints them, each with what to write."""
 
 from __future__ import annotations
 
+from typing import Literal
+
+FailureKind = Literal[
+    "loss", "gradient", "weight", "buffer", "setting", "batch", "clipping", "nothing_tested", "unrecorded"
+]  # fmt: skip
 BATCHES = (
     "different batches: the step draws its own batch, so that the base's call and the wide run's get two; write "
     "verify(…, step=lambda run, batch: …, batches=loader), and each batch is drawn once for both"

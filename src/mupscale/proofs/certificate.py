@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import Fault, MupscaleError
 from ..tensors.differences import curve_gap
 from ..text import columns
+from .causes import FailureKind
 from .modes import Modes
 from .rounding import COARSE
 
@@ -44,11 +45,6 @@ class TensorProof:
         """The errors that were tested, each with what rounding alone explains."""
         gradient = () if self.silent else ((self.gradient or 0.0, self.gradient_rounding),)
         return (*gradient, *(() if self.rounding else ((self.weight, self.weight_rounding),)))
-
-
-FailureKind = Literal[
-    "loss", "gradient", "weight", "buffer", "setting", "batch", "clipping", "nothing_tested", "unrecorded"
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
