@@ -5,7 +5,7 @@
 
 The last line is `cases=N right=N within_2pct=N score=R stay=R grow=R scratch=R`. `right` counts cases in which the named
 arm has the lowest measured held-out loss, `within_2pct` those in which it is at most 2 % above that. `score` is the mean
-regret: by how much the loss of the named arm exceeds the lowest, relative to it. Beside it stand the regrets of always
+regret: by how much the loss of the named arm exceeds the lowest, relative to it. Next to it stand the regrets of always
 staying, always growing and always starting anew, each at its best measured size; advice has to name its size. The exit
 code is 1 when the store is missing or law.json was not written from it.
 """

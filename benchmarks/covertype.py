@@ -1,7 +1,7 @@
 """An upscaled MLP leaves its base's loss behind, and without noise it is the base: on Forest Cover Type.
 
 A base of width 64 is trained under μP and upscaled to width 256; base, wide at zero noise and wide with noise
-go on with the same learning rate on the same batches. The control is the zero-noise run: width alone changes
+continue with the same learning rate on the same batches. The control is the zero-noise run: width alone changes
 nothing, so what the noisy run gains is the new width put to use.
 
     python benchmarks/covertype.py [--figure docs/figures/covertype.png]

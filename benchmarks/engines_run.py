@@ -1,4 +1,4 @@
-"""DeepSpeed engines go on from a universal checkpoint that was grown, and their losses are the base's.
+"""DeepSpeed engines continue from a universal checkpoint that was grown, and their losses are the base's.
 
 A small network is trained by a stock DeepSpeed engine on two ranks of CPUs: AdamW, a group with decay and one without, and a
 LambdaLR. `ds_to_universal` converts its checkpoint, `grow_universal_checkpoint` writes one of twice the width, without noise, and

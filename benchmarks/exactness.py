@@ -1,8 +1,8 @@
 """A widened run continues its base to the last digits: every optimizer on every model it accepts.
 
-A base is trained for a few steps, widened with its optimizer state, and both go on in float64 on the same
+A base is trained for a few steps, widened with its optimizer state, and both continue in float64 on the same
 data. The figure is the largest difference of their outputs on a held-out batch, relative to the largest
-output. Beside it stand the controls, the same run with one factor of the registry left at 1.
+output. Next to it stand the controls, the same run with one factor of the registry left at 1.
 
     python benchmarks/exactness.py [--quick] [--only "SGD momentum"]
 

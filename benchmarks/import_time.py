@@ -10,7 +10,7 @@ median is printed. Times are the processor's. The package is compiled first, as 
 
 The last line is `torch=S mupscale=S ratio=R control=R loaded=N`: seconds, the ratio, the ratio with an extra, and how
 many packages are loaded that should not be: torch by the import alone, those of extras by the first use. With --commands
-it is `help=R refusal=R version=R control=R`: the ratio of each command to a bare process beside it; the control imports
+it is `help=R refusal=R version=R control=R`: the ratio of each command to a bare process next to it; the control imports
 torch. The exit code is 1 when a bound fails or a control is not seen; 2 when no extra is installed to be the control.
 """
 

@@ -1,8 +1,8 @@
-"""Megatron goes on from a torch_dist checkpoint that was grown, and its losses are the base's.
+"""Megatron continues from a torch_dist checkpoint that was grown, and its losses are the base's.
 
 A small `GPTModel` of megatron-core (grouped queries, gated units, rotary positions, RMSNorm) is trained with Megatron's own
 optimizer and schedule on CPUs, and saved by its `dist_checkpointing`. `grow_megatron_checkpoint` writes a checkpoint of twice
-the width, without noise; a stock model of that width loads it with Megatron's own loader and goes on. Cases: one rank; tied
+the width, without noise; a stock model of that width loads it with Megatron's own loader and continues. Cases: one rank; tied
 embeddings; the distributed optimizer over two ranks; tensor parallelism over two ranks. Controls load the same
 checkpoint and change one thing: moments without units, no moments, the base's learning rates.
 

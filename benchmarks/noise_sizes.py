@@ -3,7 +3,7 @@
 Bases of several widths are trained under μP with one reference and upscaled to twice their width. For each
 tensor the figure is the RMS of its noise times the activations that really enter it, which are the trained
 base's with every entry copied, and its slope against width on a log-log scale: 0 for tensors whose out axis
-grows, -1/2 for those that grow in only (readouts), whose noise fades. Beside them stand the controls: noise of
+grows, -1/2 for those that grow in only (readouts), whose noise fades. Next to them stand the controls: noise of
 one size on matrices of every width, and readouts given the matrix rule.
 
     python benchmarks/noise_sizes.py [--quick]

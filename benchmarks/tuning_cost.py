@@ -198,7 +198,7 @@ class Tally:
 
 
 def judge(full: Found, halved: Found, tally: Tally) -> None:
-    """One proxy and seed: halving against the grid, the controls beside them."""
+    """One proxy and seed: halving against the grid, the controls next to them."""
     assert full.recipe.loss is not None
     assert halved.recipe.loss is not None
     loss = halved.recipe.loss / full.recipe.loss

@@ -1,7 +1,7 @@
 """No model of the zoo grows silently wrong: every path that a user may take is exact or refused.
 
 Each model is trained in float64, grown with zero noise by the shortest call, with a loss, with example inputs, and by
-what a refusal tells to write, and goes on beside its base. A path is silent when it does not refuse and the losses
+what a refusal tells to write, and continues next to its base. A path is silent when it does not refuse and the losses
 differ; a remedy is wrong when it was printed and gives such a run; verify gives a false alarm when it denies an exact
 one. `--control` switches proofs off: the zoo must then show what the proofs are for.
 

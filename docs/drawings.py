@@ -116,8 +116,8 @@ def two_ways() -> Drawing:
 
 
 def dup() -> Drawing:
-    """A matrix and a bias, each entry beside its copies."""
-    drawing, size = Drawing(600, 440, "Duplication: each entry beside its copies"), 34
+    """A matrix and a bias, each entry next to its copies."""
+    drawing, size = Drawing(600, 440, "Duplication: each entry next to its copies"), 34
     base = [[0, 1, 2], [3, 4, 5]]
     wide = [[base[i // 2][j // 2] for j in range(6)] for i in range(4)]
     drawing.say(30, 32, "A matrix that grows in and out, k = 2", at="start", bold=True, size=16)

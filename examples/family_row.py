@@ -5,7 +5,7 @@
 MPT weighs keys by their distance (ALiBi), with slopes that depend on the number of heads: heads must stay, head size
 grows. Attention then divides by another square root, and k^(1/2) has to go somewhere: half into queries and half into
 keys. Values share their tensor, so the output projection takes it back. That is the row, and it belongs into
-`src/mupscale/families/rows.py`; here it is tried first, beside one with a wrong power.
+`src/mupscale/families/rows.py`; here it is tried first, next to one with a wrong power.
 """
 
 from dataclasses import replace

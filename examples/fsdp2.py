@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/fsdp2.py
 
-Runs on CPUs (gloo). Prints the base's next losses beside those of the wide run without noise, which are the same, and
+Runs on CPUs (gloo). Prints the next losses of the base and of the wide run without noise, which are the same, and
 with noise, which lets the new width be used.
 """
 

@@ -3,7 +3,7 @@
 A small perceptron is trained with AdamW, decay and clipping by a norm: by accelerate (`fsdp_version=2`) and by Lightning
 (`ModelParallelStrategy`). From the checkpoint in the middle, jobs of twice the width start through `load_grown_`, without
 noise. In Lightning one of them clips in the engine's own hook and one with `mu.clip_`. The controls start in the same way and
-then go on with the engine's own groups and norm, or without clipping. One rank of all jobs of an engine:
+then continue with the engine's own groups and norm, or without clipping. One rank of all jobs of an engine:
 
     torchrun … harness/engines.py --worker ENGINE FOLDER
 """

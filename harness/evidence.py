@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = Path("docs") / "benchmarks.json"
 EARLIER = "(measured on an earlier version)"
-"""What a page says beside a figure whose key is not that of the code."""
+"""What a page says next to a figure whose key is not that of the code."""
 
 GROWTH = (
     "rules", "tensors", "models", "plans", "optimizers", "runs", "noise", "proofs", "planning", "training",
@@ -75,7 +75,7 @@ FILES = {
 
 
 def code_key(rooms: Iterable[str], root: Path = ROOT) -> str:
-    """A hash of what the code of some rooms does, and of the data beside it.
+    """A hash of what the code of some rooms does, and of the data next to it.
 
     >>> code_key(["rules"]) == code_key(["rules"]) != code_key(["tensors"])
     True
@@ -130,7 +130,7 @@ def key_of(name: str, root: Path = ROOT) -> str:
 def is_of(key: str, entry: Mapping[str, Any]) -> bool:
     """Whether an entry was measured on the code of this key.
 
-    The key of an entry may go on behind a dash, with a hash of what was measured.
+    The key of an entry may continue behind a dash, with a hash of what was measured.
 
     >>> is_of("0a1b", {"key": "0a1b"}), is_of("0a1b", {"key": "0a1b-77"}), is_of("0a1b", {"exact": True})
     (True, True, False)

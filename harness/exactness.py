@@ -1,4 +1,4 @@
-"""A base that was trained for a few steps with one of the optimizers of `setups.py`, and how its outputs go on."""
+"""A base that was trained for a few steps with one of the optimizers of `setups.py`, and how its outputs continue."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def precise_muon() -> AbstractContextManager[object]:
 def prepare_worker() -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    # torch warns about sparse tensors unless told either way
+    # torch warns about sparse tensors unless asked either way
     torch.sparse.check_sparse_tensor_invariants.enable()  # type: ignore[no-untyped-call]
 
 

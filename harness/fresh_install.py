@@ -1,6 +1,6 @@
 """An empty environment with the wheel in it: the tree that git tracks, what is built of it, and a shell that sees nothing else.
 
-Needs the standard library alone, beside `build` and `hatchling` for the wheel. Does not depend on where the tree lies: a
+Needs the standard library alone, besides `build` and `hatchling` for the wheel. Does not depend on where the tree lies: a
 clone of any depth, a worktree and an unpacked archive give the same wheel.
 """
 

@@ -103,7 +103,7 @@ WRONG: dict[str, Grow] = {
     "noise of a matrix without $N^{-1/2}$": spoiled("2.weight", noise=lambda wide: wide**0.5),
     "noise of the readout without 1/N": spoiled("4.weight", noise=lambda wide: wide),
 }
-"""The last is what the paper's Algorithm 2 prints beside a readout without output multiplier."""
+"""The last is what the paper's Algorithm 2 prints next to a readout without output multiplier."""
 
 
 def make_reference() -> None:

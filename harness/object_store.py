@@ -40,7 +40,7 @@ class Traffic:
     sent: int = 0
     """Bytes of objects that clients sent."""
     drop: int = 0
-    """Every so manieth request loses its connection (before it is passed on, after it, in the middle of its answer), or is told
+    """Every so manieth request loses its connection (before it is passed on, after it, in the middle of its answer), or is asked
     to come back later."""
     stall: int = 0
     """Every so manieth request gets no answer for a long time."""

@@ -3,7 +3,7 @@
 A type is planned by `-k 2` and proved by AdamW steps, then grown at its own size, saved, loaded again in the stock
 class and stepped there with the carried optimizer. What `-k 2` refuses is tried with `-k ffn=2` and counted apart. Types
 with a text and a vision tower are also grown by `-k text=2` and `-k vision=2`. One line per type is stored in
-benchmarks/families_popular.jsonl, so a run goes on where it stopped; a changed configuration is measured again. `faults`
+benchmarks/families_popular.jsonl, so a run continues where it stopped; a changed configuration is measured again. `faults`
 says what the lines must show.
 """
 

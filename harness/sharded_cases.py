@@ -85,7 +85,7 @@ def request(goal: str, noise: tuple[str, float] | None) -> Request:
 
 
 def others() -> tuple[str, ...]:
-    """Models beside it."""
+    """Models besides it."""
     return ("GPT-2",) if QUICK in os.environ else ("ResNet", "GPT-2", "Llama+p")
 
 
@@ -255,7 +255,7 @@ def digests() -> dict[str, str]:
     model, goal = model_named("llama"), goals()[0]
     wide = wide_run(model, goal, mesh)
     found[f"llama k={goal} mup control"] = loaded("llama.dcp1", model, goal, wide, "mup", seed=SEED + 1)
-    for noise in NOISES:  # parameters in bfloat16 beside moments in float32
+    for noise in NOISES:  # parameters in bfloat16 next to moments in float32
         wide = wide_run(model, goal, mesh, dtype=torch.bfloat16)
         found[f"llama k={goal} {noise} bf16"] = loaded("llama.sharded", model, goal, wide, noise)
     if world == 4:

@@ -1,8 +1,8 @@
 """A small sharded base and its wide run, trained side by side: what the tests of training on shards compare.
 
 A small model with embedding, residual matrices, norms and biases, whose sizes no number of ranks divides, is trained
-with AdamW, or Muon beside AdamW, under FSDP2 (and HSDP, and FSDP with tensor parallelism on 4 ranks), and saved by DCP. The wide model is
-built without memory, sharded, loaded from that checkpoint with zero noise, and both go on side by side. Clipping
+with AdamW, or Muon next to AdamW, under FSDP2 (and HSDP, and FSDP with tensor parallelism on 4 ranks), and saved by DCP. The wide model is
+built without memory, sharded, loaded from that checkpoint with zero noise, and both continue side by side. Clipping
 bites at every step. The controls leave the units out of the clipping, or out of the groups.
 """
 
@@ -78,7 +78,7 @@ def device() -> str:
 
 
 def optimizers(model: nn.Module, kind: str, since: mu.Plan | None = None) -> list[torch.optim.Optimizer]:
-    """AdamW for all, or Muon for the hidden matrices beside it; in the units of `since`, or as written."""
+    """AdamW for all, or Muon for the hidden matrices next to it; in the units of `since`, or as written."""
     muon = {"up.weight", "down.weight"} if kind == "muon" else set()
     rest = {name for name, _ in model.named_parameters()} - muon
     rows: list[tuple[Any, dict[str, Any], set[str]]] = [

@@ -55,7 +55,7 @@ class Job:
     weights_only: bool = False
     files: bool = False  # safetensors: what it starts from, or what it leaves when it starts from nothing
     spoil: str = ""
-    resumes: str = ""  # the job whose folder it goes on in
+    resumes: str = ""  # the job whose folder it continues in
 
 
 JOBS = {

@@ -1,4 +1,4 @@
-"""A tiny Llama that the stock Trainer and Lightning train, stop at step 20, and go on with: what the tests of trainers share.
+"""A tiny Llama that the stock Trainer and Lightning train, stop at step 20, and continue with: what the tests of trainers share.
 
 AdamW with a group without decay, warm-up and cosine, accumulation over two batches, clipping at every step. `Trained`
 has both bases at step 20, trained once for all processes of a test session.
@@ -253,7 +253,7 @@ class Trained:
 
     @property
     def curve(self) -> Curve:
-        """What the Trainer logs when it goes on from there to step 40."""
+        """What the Trainer logs when it continues from there to step 40."""
         return self._curve(
             "curve", lambda: hugging_face(model(), self.folder / "on", self.directory, save_strategy="no")
         )
@@ -267,7 +267,7 @@ class Trained:
 
     @property
     def lightning_curve(self) -> Curve:
-        """What Lightning logs when it goes on from there to step 40."""
+        """What Lightning logs when it continues from there to step 40."""
         return self._curve("lightning_curve", lambda: fit(lightning_module(1), self.lightning))
 
     def _curve(self, name: str, train: Callable[[], tuple[Curve, Any]]) -> Curve:

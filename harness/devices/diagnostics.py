@@ -1,4 +1,4 @@
-"""Reports, norms, initialisation, parameter groups and files: what is called beside growth."""
+"""Reports, norms, initialisation, parameter groups and files: what is called besides growth."""
 
 from __future__ import annotations
 

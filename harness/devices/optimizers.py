@@ -62,7 +62,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "ASGD": _made(optim.ASGD),
     "Rprop": _made(optim.Rprop),
 }
-# NAdam counts a product beside its steps, on the CPU like them.
+# NAdam counts a product besides its steps, on the CPU like them.
 for label, make in OPTIMIZERS.items():
     bound, reason = BOUNDS.get(label, (1e-6, ""))
 

@@ -1,7 +1,7 @@
-"""Dense stock models that get experts: rows of `benchmarks/growth.py` in which routed experts sleep beside the dense layer.
+"""Dense stock models that get experts: rows of `benchmarks/growth.py` in which routed experts sleep next to the dense layer.
 
 Each row is a stock model in float64 with the model's own casts lifted: a few steps before growing, twelve after, in the
-class with experts. Two controls stand beside it. `silent` has random routers, gates and ups, and downs of zero: its first
+class with experts. Two controls stand next to it. `silent` has random routers, gates and ups, and downs of zero: its first
 loss is the base's, and its training is not. `loud` has random downs too, so that its first loss is another one.
 """
 

@@ -1,4 +1,4 @@
-"""One row of `benchmarks/growth.py`: a stock model is trained, grown and woken, beside a control.
+"""One row of `benchmarks/growth.py`: a stock model is trained, grown and woken, next to a control.
 
 Each row is a stock model in float64 with the model's own casts lifted and Muon's iteration in float64: a few steps
 before growing, twelve after.

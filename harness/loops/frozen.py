@@ -1,4 +1,4 @@
-"""Parts that do not train: frozen after building, thawed, adapters beside frozen weights, teachers."""
+"""Parts that do not train: frozen after building, thawed, adapters next to frozen weights, teachers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def thawed_after_growth() -> Pair:
 
 
 class Adapted(Net):
-    """Low-rank adapters beside frozen weights; the rank stays."""
+    """Low-rank adapters next to frozen weights; the rank stays."""
 
     def __init__(self, width: int, rank: int = 2) -> None:
         super().__init__(width)
@@ -92,7 +92,7 @@ def low_rank_adapters() -> Pair:
 
 
 class Taught(nn.Module):
-    """A student beside a teacher that follows it, as in BYOL."""
+    """A student next to a teacher that follows it, as in BYOL."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

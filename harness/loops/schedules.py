@@ -129,7 +129,7 @@ def cyclic_momentum_in_units() -> Pair:
 
 @situation(Exact(), "W3")
 def one_cycle_has_ended_and_is_left_out() -> Pair:
-    """What OneCycleLR leaves in the groups has units too; the loop goes on at a constant rate."""
+    """What OneCycleLR leaves in the groups has units too; the loop continues at a constant rate."""
     run = trained(schedule=one_cycle)
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:

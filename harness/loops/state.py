@@ -1,4 +1,4 @@
-"""What a model or an optimizer holds beside its tensors: counters, settings, gradients that wait, methods of an instance."""
+"""What a model or an optimizer holds besides its tensors: counters, settings, gradients that wait, methods of an instance."""
 
 from __future__ import annotations
 

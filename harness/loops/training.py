@@ -113,7 +113,7 @@ def clipped_with_a_closure() -> Pair:
 
 
 def halves(model: nn.Module) -> list[Optimizer]:
-    """Two optimizers of different kinds, as with Muon beside AdamW."""
+    """Two optimizers of different kinds, as with Muon next to AdamW."""
     first = [*model.inp.parameters(), *model.norm.parameters()]  # type: ignore[union-attr]
     second = [*model.mid.parameters(), *model.head.parameters()]  # type: ignore[union-attr]
     return [torch.optim.SGD(first, lr=0.1, momentum=0.9), torch.optim.AdamW(second, lr=1e-2)]

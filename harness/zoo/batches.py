@@ -1,4 +1,4 @@
-"""Small random tasks for the zoo, beside those of `harness/data.py`: sequences, pictures, graphs, tables of ids."""
+"""Small random tasks for the zoo, besides those of `harness/data.py`: sequences, pictures, graphs, tables of ids."""
 
 from __future__ import annotations
 

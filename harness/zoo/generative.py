@@ -15,7 +15,7 @@ from harness.zoo.convolution import conv
 from harness.zoo.entry import Batch, Exact, Impossible, vector_model
 
 SMALL = 1e-2
-"""The weight of a penalty beside a reconstruction."""
+"""The weight of a penalty next to a reconstruction."""
 KERNEL = Exact(folds={"encode.2.*": "2^(-1/2)"})
 
 

@@ -87,7 +87,7 @@ class ManyHeads(nn.Module):
 
 
 class Sampled(nn.Module):
-    """GraphSAGE: a node beside the mean of its neighbours."""
+    """GraphSAGE: a node next to the mean of its neighbours."""
 
     def __init__(self, w: int) -> None:
         super().__init__()

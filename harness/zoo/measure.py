@@ -1,6 +1,6 @@
 """One model of the zoo through every path: what is exact, what is refused, what is silently different.
 
-A base is trained for a few steps and grown by each path with zero noise; then it goes on beside every wide run on
+A base is trained for a few steps and grown by each path with zero noise; then it continues next to every wide run on
 the same batches. A path whose losses differ by more than the bound, without a refusal, is silent.
 """
 
@@ -167,7 +167,7 @@ def tells_of_dropout(attempt: Attempt) -> bool:
 
 
 def judge(entry: Entry, run: mu.Run, tried: dict[str, Attempt], bound: float) -> None:
-    """Train every wide run beside the base, and sort what grew into exact and silent."""
+    """Train every wide run next to the base, and sort what grew into exact and silent."""
     wanted = losses(entry, run)
     for path, attempt in tried.items():
         if attempt.run is None:

@@ -218,7 +218,7 @@ MODELS = (
     vector_model(
         "layernorm_unbiased",
         HandNormUnbiased,
-        Impossible("1/(n - 1) could be folded, the eps beside it cannot"),
+        Impossible("1/(n - 1) could be folded, the eps next to it cannot"),
     ),
     vector_model("unit_length", UnitLength),
     vector_model("scalenorm_root_width", ScaleNorm),

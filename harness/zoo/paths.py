@@ -79,7 +79,7 @@ _OPENING = re.compile(r"(roles|layouts|folds)=(?=\{)")
 
 
 def declarations_of(error: mu.MupscaleError) -> Declarations:
-    """The first declaration of every fault, with those that are to be passed beside it.
+    """The first declaration of every fault, with those that are to be passed next to it.
 
     >>> from mupscale.errors import Fault
     >>> line = 'declare layouts={"f.weight": {1: 4}}, roles={"g": "out"}, or folds={"h": "1/2"}'

@@ -41,7 +41,7 @@ class FunctionalDropout(nn.Module):
 
 
 class InputSkip(nn.Module):
-    """NeRF: the input is read again in the middle, beside the hidden units."""
+    """NeRF: the input is read again in the middle, next to the hidden units."""
 
     def __init__(self, w: int) -> None:
         super().__init__()

@@ -77,7 +77,7 @@ class Fields(nn.Module):
 
 
 class DeepFM(Fields):
-    """A factorisation machine beside a perceptron that reads the same embeddings."""
+    """A factorisation machine next to a perceptron that reads the same embeddings."""
 
     def __init__(self, w: int) -> None:
         super().__init__(w)

@@ -224,7 +224,7 @@ MODELS = (
     vector_model(
         "mamba_rank_grows",
         lambda w: Mamba(w, w // 4),
-        Impossible("a growing rank beside fixed states would need two gradient scales in one tensor"),
+        Impossible("a growing rank next to fixed states would need two gradient scales in one tensor"),
         batch=sequences,
     ),
     vector_model("s4d_real", DiagonalStates, batch=sequences),

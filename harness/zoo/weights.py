@@ -63,7 +63,7 @@ class MaskedWeight(nn.Linear):
 
 
 class LowRank(nn.Linear):
-    """LoRA: a frozen weight, and two small trained ones beside it."""
+    """LoRA: a frozen weight, and two small trained ones next to it."""
 
     def __init__(self, w: int) -> None:
         super().__init__(w, w)

@@ -92,7 +92,7 @@ def test_another_byte_beside_the_weights_is_reported_where_it_is(name, base, res
 
 
 def test_files_that_were_divided_otherwise_are_those_of_another_job(base, results, tmp_path, capsys):
-    """Weights, their index and the job of one division beside the record of another."""
+    """Weights, their index and the job of one division next to the record of another."""
     copy = tmp_path / "copy"
     shutil.copytree(results[5], copy)
     shutil.copy(results[2] / "mupscale.json", copy)

@@ -1,6 +1,7 @@
 """Norms of a base that workers measure together: each once, the same digits, and none of another base."""
 
 import os
+from typing import get_args
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from mupscale.checkpoints import norms  # noqa: E402
 from mupscale.checkpoints.about import read_about  # noqa: E402
 from mupscale.checkpoints.norm_journal import NormJournal  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
+from mupscale.jobs.blocks import StoredBase  # noqa: E402
 from mupscale.jobs.partial import partial  # noqa: E402
-from mupscale.noise.measures import Wanted  # noqa: E402
+from mupscale.noise.measures import Statistic, Wanted, statistic  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +111,16 @@ def test_a_line_that_is_cut_off_does_not_count(base, tmp_path):
 def test_a_dry_run_writes_nothing(base, tmp_path):
     assert upscale(base, tmp_path / "out", "--dry-run") == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", get_args(Statistic))
+def test_a_statistic_that_is_read_in_rows_is_that_of_the_whole(what, monkeypatch):
+    whole = torch.randn(3, 6, 5, generator=torch.Generator().manual_seed(0))
+
+    def read_(start, out):
+        out.copy_(whole[tuple(slice(low, low + n) for low, n in zip(start, out.shape, strict=True))])
+
+    monkeypatch.setattr(norms, "_STRETCH", 100)
+    parts = [StoredBase(whole.dtype, (low, 0, 0), (n, 6, 5), read_) for low, n in ((1, 2), (0, 1))]
+    found = norms.measured_by(parts, (3, 6, 5), what)
+    assert torch.allclose(found.reshape(-1), statistic(whole, what).reshape(-1), rtol=1e-9)

@@ -1,4 +1,4 @@
-"""The script beside a grown directory runs as it is, and the noise that a batch chooses is recorded."""
+"""The script next to a grown directory runs as it is, and the noise that a batch chooses is recorded."""
 
 from __future__ import annotations
 

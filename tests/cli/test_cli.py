@@ -128,7 +128,7 @@ def test_an_interrupt_says_whether_the_same_command_goes_on(verb, kept, monkeypa
 
 
 def test_a_job_begun_with_a_recipe_does_not_go_on_with_noise(tmp_path):
-    """Nor the other way round; the same request goes on."""
+    """Nor the other way round; the same request continues."""
     tuned, told = Request("2", recipe="{}"), Request("2", noise=("t", 0.2))
     chosen = argparse.Namespace(base=tmp_path, out=tmp_path / "wide", architecture=None)
     for before in (tuned, told):

@@ -1,4 +1,4 @@
-"""Random states of a device: those in use are put back, others are not asked for; tensors beside CPU generators."""
+"""Random states of a device: those in use are put back, others are not asked for; tensors next to CPU generators."""
 
 import warnings
 from typing import Any
@@ -147,7 +147,7 @@ def test_the_default_device_changes_nothing_that_is_made_on_the_host(place):
 
 
 def test_a_tensor_of_a_cpu_generator_on_a_device_is_refused(device):
-    """Control: without device="cpu" beside the generator the draw fails here, as on CUDA."""
+    """Control: without device="cpu" next to the generator the draw fails here, as on CUDA."""
     with pytest.raises(RuntimeError, match="generator"):
         torch.randn(2, generator=torch.Generator().manual_seed(0), device=device)
 

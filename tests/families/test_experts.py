@@ -1,4 +1,4 @@
-"""Dense models that get experts: the run goes on until they wake, in memory and in files, and what cannot sleep is refused."""
+"""Dense models that get experts: the run continues until they wake, in memory and in files, and what cannot sleep is refused."""
 
 import json
 from dataclasses import replace

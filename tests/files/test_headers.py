@@ -242,7 +242,7 @@ def test_what_cannot_be_widened_is_refused_with_the_remedy(tmp_path):
     (path / "pytorch_model.bin").touch()
     refusal(lambda: read_directory(path), "checkpoint.pickled_weights", where="pytorch_model.bin")
     directory(path)
-    assert read_directory(path), "control: beside safetensors a pickle is no matter"
+    assert read_directory(path), "control: next to safetensors a pickle is no matter"
     (path / "adapter_config.json").touch()
     refusal(lambda: read_directory(path), "directory.holds_an_adapter")
     (path / "adapter_config.json").unlink()

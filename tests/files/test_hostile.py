@@ -394,7 +394,7 @@ def hang(*_: object) -> None:
 
 
 def read_and_run(raw: bytes, out: Path) -> None:
-    """A job file, read as a worker reads it, with the output that the worker was told."""
+    """A job file, read as a worker reads it, with the output that the worker was given."""
     job = sound_job(raw)
     if job.out == out:
         run_job(job)

@@ -803,7 +803,7 @@ def test_an_output_inside_its_base_is_refused(base, tmp_path):
     (tmp_path / "link").symlink_to(own)
     for out in (own / "wide", tmp_path / "link" / "wide", own / "a" / ".." / "wide"):
         refusal(partial_call(job_in, own, out), "job.output_inside_base", where=str(own))
-    assert job_in(own, tmp_path / "ownwide"), "control: beside it"
+    assert job_in(own, tmp_path / "ownwide"), "control: next to it"
 
 
 def change_middle(folder: Path) -> None:

@@ -223,22 +223,30 @@ def test_paired_noise_moves_no_output_of_a_block_layout():
     assert float((hidden @ delta.T).detach().abs().max()) > 1e-3, "control: copies taken for neighbours"
 
 
+SAME: dict[str, tuple[int, Any]] = {
+    "added": (24, mu.MupNoise(0.1, vectors=True)),
+    "new units": (20, mu.NewUnits()),
+}
+"""A width that 8 units grow to, by copies and zeros, and the noise."""
+
+
+@pytest.mark.parametrize("kind", SAME)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_copies_of_weights_get_the_same_noise_and_moments_none(dtype: torch.dtype):
+def test_copies_of_weights_get_the_same_noise_and_moments_none(dtype: torch.dtype, kind: str):
+    n, noise = SAME[kind]
     base = seeded(block, 8).to(dtype)
     optimizer = torch.optim.AdamW(base.parameters(), lr=0.01)
     base(data(4, 20).to(dtype)).square().mean().backward()
     optimizer.step()
     average = AveragedModel(base, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     master = {name: p.detach().float().clone() for name, p in base.named_parameters()}
-    plan = mu.plans.plan_between(block, 8, 24)
-    noise = mu.MupNoise(0.1, vectors=True)
+    plan = mu.plans.plan_between(block, 8, n, by="padded")
     for ema in (average, {name: p.detach().clone() for name, p in base.named_parameters()}, master):
-        wide: Any = mu.upscale(mu.Run(base, optimizer, ema=ema), lambda: block(24), noise, plan=plan)
+        wide: Any = mu.upscale(mu.Run(base, optimizer, ema=ema), lambda: block(n), noise, plan=plan)
         kept = wide.ema if isinstance(wide.ema, dict) else dict(wide.ema.module.named_parameters())
         for name, p in wide.model.named_parameters():
             assert_bitwise(kept[name].to(dtype), p, name)
-        exact = mu.grow(mu.Run(base, optimizer), lambda: block(24), plan=plan)
+        exact = mu.grow(mu.Run(base, optimizer), lambda: block(n), plan=plan)
         for name, p in wide.model.named_parameters():
             other = exact.model.get_parameter(name)
             assert torch.equal(p, other) is (name == "4.bias"), f"control: {name} has noise if it grows"

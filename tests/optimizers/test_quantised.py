@@ -1,4 +1,4 @@
-"""Quantised state is carried: exactly where a wide block reads one scale, and rounded once more elsewhere, which is told."""
+"""Quantised state is carried: exactly where a wide block reads one scale, and rounded once more elsewhere, with a warning."""
 
 import warnings
 from collections.abc import Callable

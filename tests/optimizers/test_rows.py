@@ -1,4 +1,4 @@
-"""Rows of other packages are proved on real steps, in float64 and float32, beside rows with one factor left out."""
+"""Rows of other packages are proved on real steps, in float64 and float32, next to rows with one factor left out."""
 
 from dataclasses import replace
 from fractions import Fraction

@@ -235,7 +235,7 @@ def test_a_layer_over_growing_and_fixed_units_is_to_be_split():
     assert mu.grow(Beside(4, True), Beside(8, True), loss=loss)
     plain = refusal(lambda: mu.grow(mlp(4), mlp(6), loss=loss), "axis.not_whole_copies").faults
     assert not any("growing units" in fault.remedy for fault in plain), (
-        "control: nothing here lies beside fixed units"
+        "control: nothing here lies next to fixed units"
     )
 
 

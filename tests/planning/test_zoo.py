@@ -98,7 +98,7 @@ def verdict(judgement: Continued | Warned | Refused, first: Tried, typed: float 
 
 
 def test_what_is_not_as_it_should_be_is_counted():
-    """A good end, and beside it the nearest bad ones."""
+    """A good end, and next to it the nearest bad ones."""
     exact, warned, silent = Tried("exact", 0.0), Tried("warned", 0.1), Tried("silent", 0.1)
     refused = Tried("refused", error=mu.MupscaleError("write by='units'", code="plan.short"))
     assert verdict(Continued(), exact) == ""

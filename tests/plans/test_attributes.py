@@ -79,7 +79,7 @@ def test_equal_tensor_attributes_are_no_difference():
 
 
 class Counted(nn.Module):
-    """State of every kind that a forward may change, beside settings and sizes."""
+    """State of every kind that a forward may change, besides settings and sizes."""
 
     def __init__(self, n: int, p: float = 0.1, config: Any = None) -> None:
         super().__init__()

@@ -294,7 +294,7 @@ def test_noise_and_recipes_cannot_be_changed_either():
         with pytest.raises(TypeError):
             mapping["lr"] = 1.0  # type: ignore[index]
         assert copy.deepcopy(value) == pickle.loads(pickle.dumps(value)) == value
-    assert type(recipe.summary()["constants"]) is dict, "what is saved beside weights is plain"
+    assert type(recipe.summary()["constants"]) is dict, "what is saved next to weights is plain"
 
 
 def test_a_stored_need_has_its_kind_again():

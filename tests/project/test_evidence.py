@@ -23,7 +23,7 @@ def twice(x):
 
 @pytest.fixture
 def room(tmp_path: Path) -> Path:
-    """A package of two rooms, one of them with a table beside its code."""
+    """A package of two rooms, one of them with a table next to its code."""
     for name in ("plans", "rules"):
         folder = tmp_path / "src" / "mupscale" / name
         folder.mkdir(parents=True)

@@ -85,7 +85,7 @@ def test_a_change_runs_what_it_can_touch(tmp_path):
 
 
 def unpinned(workflow: str) -> list[str]:
-    """Actions of a workflow that are not named by a commit with the version beside it."""
+    """Actions of a workflow that are not named by a commit with the version next to it."""
     used = re.findall(r"uses: (.*)", workflow)
     return [action for action in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)]
 

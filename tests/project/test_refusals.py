@@ -19,7 +19,7 @@ CARRIED = {
     ("optimizers/schedulers.py", "code"),
     ("sharded/agreement.py", "*fault"),
 }
-"""Codes that stand elsewhere beside their words, in a table or in what another process said."""
+"""Codes that stand elsewhere next to their words, in a table or in what another process said."""
 
 
 def lawless(found: list[tuple[str, str]]) -> list[str]:

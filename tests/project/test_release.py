@@ -82,7 +82,7 @@ def test_the_security_page_names_tests_that_exist():
 
 
 def test_custom_code_is_never_run(tmp_path, capsys):
-    """A checkpoint with code of its own: neither reading nor planning touches it, and the user is told."""
+    """A checkpoint with code of its own: neither reading nor planning touches it, and the user is warned."""
     marker = tmp_path / "ran"
     base = tmp_path / "base"
     base.mkdir()

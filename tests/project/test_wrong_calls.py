@@ -224,7 +224,7 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
     "too few sizes": (lambda: sizes(**{"0.weight": (0.1,)}),
         lambda: sizes(**{"0.weight": (0.1,) * 8}), "noise.other_number_of_sizes"),
     "a seed between seeds": (lambda: upscale(seed=1.5), lambda: upscale(seed=1), "argument.not_whole"),
-    "a schedule over FLOPs that is not told what a wide step costs": (lambda: grow(scheduled()),
+    "a schedule over FLOPs without the cost of a wide step": (lambda: grow(scheduled()),
         lambda: grow(scheduled(), step_cost=6e12), "schedule.step_cost_missing"),
     "the shape of a decay under another name": (lambda: mu.GrowthSchedule(1000, shape="cos"),
         lambda: mu.GrowthSchedule(1000, shape="linear"), "schedule.unknown_shape"),

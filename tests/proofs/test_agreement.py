@@ -25,7 +25,7 @@ def mlp(width):
 
 
 class Block(nn.Module):
-    """A layer, and beside it a branch that sleeps: it is zero, and so are its gradients."""
+    """A layer, and next to it a branch that sleeps: it is zero, and so are its gradients."""
 
     def __init__(self, sleeping):
         super().__init__()

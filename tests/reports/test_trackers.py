@@ -1,4 +1,4 @@
-"""Trackers are told what the run was: files of TensorBoard, W&B and MLflow are read back and compared with it."""
+"""Trackers receive what the run was: files of TensorBoard, W&B and MLflow are read back and compared with it."""
 
 import json
 import struct

@@ -110,7 +110,7 @@ def collectives() -> dict[str, int]:
 
 
 def what_is_read() -> dict[str, int]:
-    """Bytes read by this rank, bytes of its shards, and memory beside them, for a base of 6 MB and its state."""
+    """Bytes read by this rank, bytes of its shards, and memory besides them, for a base of 6 MB and its state."""
     path, wide = saved(700), sharded(1400, plan(700, 2))
     run = mu.load_grown_(path, wide, plan=plan(700, 2))
     shards = sum(local_of(p).nbytes for p in run.model.parameters())
@@ -122,7 +122,7 @@ def what_is_read() -> dict[str, int]:
 
 
 def refused() -> dict[str, tuple[set[str], str]]:
-    """What this rank is told when something does not fit, on all ranks or on one only."""
+    """What this rank reads when something does not fit, on all ranks or on one only."""
     path, last = saved(10), dist.get_rank() == dist.get_world_size() - 1
     grown = plan(10, 2)
     sgd = mu.plans.on_meta(lambda: Net(20))
@@ -252,7 +252,7 @@ def gathered() -> list[Any]:
 
 
 def failing_between_messages() -> tuple[str, bool]:
-    """A rank that fails while others wait for its slices goes on serving them; all hear of it."""
+    """A rank that fails while others wait for its slices continues serving them; all hear of it."""
     n = 11
     base, run, grown = live_base(n), sharded(2 * n, plan(n, 2)), plan(n, 2)
     original, count = fill.Filler.fill_, iter(range(2))
@@ -273,7 +273,7 @@ def failing_between_messages() -> tuple[str, bool]:
 
 
 def prefixes() -> str:
-    """Ranks that were told to load different sets of tensors."""
+    """Ranks that are to load different sets of tensors."""
     model, path = Net(10), folder() / "two"
     if dist.get_rank() == 0:
         with warnings.catch_warnings(action="ignore"):

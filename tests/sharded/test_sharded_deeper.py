@@ -124,7 +124,7 @@ def test_every_way_into_shards_gives_the_bits_of_one_process(prepared, world):
 
 
 def test_a_stream_that_is_killed_is_resumed_with_the_same_bytes(prepared, tmp_path):
-    """A real kill, in the middle, with the state of the optimizer: another process goes on."""
+    """A real kill, in the middle, with the state of the optimizer: another process continues."""
     shared, _, _ = prepared
     torch.set_num_threads(1)  # forked processes cannot use the threads of this one
     with pytest.MonkeyPatch.context() as patch:

@@ -141,7 +141,7 @@ def clipping() -> dict[str, Any]:
 
 
 def partial_sums() -> tuple[float, float, float]:
-    """A gradient that ranks hold in summands beside one that all hold: errors of norm and clamp, and the naive norm's."""
+    """A gradient that ranks hold in summands next to one that all hold: errors of norm and clamp, and the naive norm's."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
@@ -302,7 +302,7 @@ def stepping() -> dict[str, Any]:
     for layout in (*layouts(), "tp"):
         parameters, _ = stepped(True, layout, "AdamW foreach", in_units=True)
         found["in units"] = max(found.get("in units", 0.0), largest_difference(parameters, want))
-    for name in ("AdamW foreach", "AdamW fused"):  # plain tensors beside sharded ones
+    for name in ("AdamW foreach", "AdamW fused"):  # plain tensors next to sharded ones
         found[f"{name} tp"] = largest_difference(stepped(True, "tp", name)[0], stepped(False, "", name)[0])
     found["control"] = largest_difference(want, stepped(False, "", "AdamW foreach")[0])
     return found

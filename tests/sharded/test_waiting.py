@@ -30,7 +30,7 @@ class Watched:
 def together(
     monkeypatch: pytest.MonkeyPatch, ranks: dict[int, float | None], world: int
 ) -> tuple[dict[int, str], Watched]:
-    """What each rank of `world` was told: rank r arrives after `ranks[r]` seconds and beats until then; None waits for nobody.
+    """What each rank of `world` saw: rank r arrives after `ranks[r]` seconds and beats until then; None waits for nobody.
 
     A rank that is not in `ranks` is dead. One with None has arrived, and then died.
     """

@@ -214,7 +214,7 @@ def test_the_kernel_is_taken_once_a_process_has_drawn_enough(monkeypatch: Any):
     compiled.expect(enough - 1)
     assert kernel_for(1) is None
     compiled.expect(enough)
-    assert kernel_for(1) is kernel(), "it was told that it will draw enough"
+    assert kernel_for(1) is kernel(), "it was asked for enough numbers"
     monkeypatch.setattr(compiled, "_work", compiled._Work())
     monkeypatch.setenv(compiled.VARIABLE, "compiled")
     assert kernel_for(1) is kernel()

@@ -94,7 +94,7 @@ def test_the_result_may_be_any_view(cases):
     view = room[tuple(slice(1, None, 2) for _ in growth)]
     expand_(view, base, making(growth, "1/3"))
     assert_bitwise(view.contiguous(), expand_slowly(base, growth, mu.rules.Scale.of("1/3")))
-    assert int((room == -7).sum()) == room.numel() - view.numel(), "nothing beside it is touched"
+    assert int((room == -7).sum()) == room.numel() - view.numel(), "nothing next to it is touched"
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

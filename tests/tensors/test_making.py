@@ -20,7 +20,7 @@ from mupscale.files.directory import read_directory
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.job import Job, Move
 from mupscale.jobs.worker import run_job
-from mupscale.tensors.copies import copies_of
+from mupscale.tensors.entry_sources import copies_of
 from mupscale.tensors.expand import expand, expand_
 from mupscale.tensors.making import Join, Making
 from mupscale.tensors.noise import TensorNoise

@@ -14,13 +14,16 @@ from torch import Tensor
 
 import mupscale as mu
 from harness.closeness import assert_bitwise, assert_close
-from harness.oracle import copied
+from harness.oracle import copied, expand_slowly
 from harness.profiles import examples
+from harness.refusals import refusal
 from harness.strategies import axes, making
 from mupscale.tensors import compiled
 from mupscale.tensors import expand as expanding
 from mupscale.tensors import noise as noises
+from mupscale.tensors.entry_sources import copies_of, models_of
 from mupscale.tensors.expand import expand, expand_
+from mupscale.tensors.making import Making
 from mupscale.tensors.noise import TensorNoise, Waking, rectangle
 from mupscale.tensors.philox import Stream, normals, philox, quantiles, uniform_bits, uniforms
 
@@ -324,3 +327,110 @@ def test_the_padding_row_of_a_table_with_zeros_gets_none():
     found = noise.slice(PADDED, [0, 0], [18, 9], torch.empty(0))
     assert not bool(found[1].any())
     assert bool((found[2] != 0).all())
+
+
+def like_slowly(axis: mu.rules.Axis, index: int) -> int:
+    """The unit that a wide index copies or is like, digit by digit: zeros are like the units before them, in turn."""
+    offset = 0
+    for segment in axis.segments:
+        wide = math.prod(factor.wide for factor in segment)
+        if index < wide:
+            found = 0
+            for place, factor in enumerate(segment):
+                digit, index = divmod(index, math.prod(f.wide for f in segment[place + 1 :]))
+                found = found * factor.size + (digit % int(factor.live)) // int(factor.k)
+            return offset + found
+        index, offset = index - wide, offset + math.prod(factor.size for factor in segment)
+    raise IndexError
+
+
+@examples(60)
+@given(axes(longest=40))
+def test_new_units_are_like_the_units_of_their_factor_in_turn(axis: mu.rules.Axis):
+    found = models_of(axis).tolist()
+    assert found == [like_slowly(axis, index) for index in range(axis.wide)]
+    sources = [axis.source(index) for index in range(axis.wide)]
+    assert all(source in (None, unit) for source, unit in zip(sources, found, strict=True)), (
+        "copies are copies"
+    )
+
+
+@st.composite
+def woken(draw: Any) -> tuple[Tensor, Making, TensorNoise]:
+    """A matrix with copies and zeros along both dimensions, new units that are copies, and entries that are split."""
+    grown = tuple(draw(axes(longest=24)) for _ in range(2))
+    splits = [dim for dim, axis in enumerate(grown) if axis.k > 1]
+    split = draw(st.sampled_from([None, *splits]))
+    cut = tuple(draw(st.sets(st.integers(0, 1))))
+    noise = TensorNoise(Stream(5, "w"), 0.0, zeros=Waking(0.5, cut, copied=True), split=split)
+    base = torch.randn([axis.base for axis in grown], dtype=torch.float64)
+    return base, making(grown, draw(st.sampled_from(["1", "1/2", "1/3"])), noise=noise), noise
+
+
+@examples(60)
+@given(st.data())
+def test_a_slice_of_copied_units_and_split_entries_is_a_slice_of_the_whole(cases: Any):
+    base, made, _ = cases.draw(woken())
+    start, shape = [], []
+    for axis in made.axes:
+        start.append(cases.draw(st.integers(0, axis.wide - 1)))
+        shape.append(cases.draw(st.integers(1, axis.wide - start[-1])))
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        whole = expand(base.to(dtype), made)
+        part = expand_(torch.empty(shape, dtype=dtype), base.to(dtype), made, out_start=start)
+        assert_bitwise(part, cut(whole, start, shape))
+
+
+@examples(60)
+@given(woken())
+def test_zeros_that_wake_are_trained_entries_plus_noise_and_the_others_stay(drawn: Any):
+    base, made, noise = drawn
+    found = expand(base, made)
+    z = rectangle(noise.stream, made.wide_shape, (0, 0), made.wide_shape, CPU).double() * 0.5
+    like = base[models_of(made.axes[0])][:, models_of(made.axes[1])]
+    scale = made.scale.fraction
+    like = like / scale.denominator if scale.denominator > 1 else like
+    new = [torch.tensor([axis.source(i) is None for i in range(axis.wide)]) for axis in made.axes]
+    rows, columns = new[0][:, None], new[1][None, :]
+    cut_off = rows & (0 in noise.zeros.cut) | columns & (1 in noise.zeros.cut)
+    wakes = (rows | columns) & ~cut_off
+    assert_bitwise(found[wakes], (like + z)[wakes])
+    assert not bool(found[cut_off].any())
+    if noise.split is None:
+        assert_bitwise(
+            found[~(rows | columns)], expand_slowly(base, made.axes, made.scale)[~(rows | columns)]
+        )
+
+
+@pytest.mark.parametrize("kind", PAIRED)
+def test_a_split_gives_every_entry_whole_to_one_copy_and_every_copy_an_equal_share(kind: str):
+    grown = [mu.rules.Axis.parse(text) for text in PAIRED[kind]]
+    k, base = int(grown[1].k), torch.randn(40, grown[1].base, dtype=torch.float64)
+    noise = TensorNoise(Stream(6, "s"), 0.0, split=1)
+    found = expand(base, making(grown, f"1/{k}", noise=noise))
+    rows = copies_of(grown[0])
+    parts = torch.stack([found[:, copies_of(grown[1])[:, copy]] for copy in range(k)])
+    for copy in range(rows.shape[1]):
+        assert_bitwise(parts.sum(0)[rows[:, copy]], base, "for any k: the entry itself, and zeros")
+    shares = (parts != 0).double().mean((1, 2))
+    live = parts[0].numel() * len(rows.flatten()) / grown[0].wide
+    filled = len(rows.flatten()) / grown[0].wide
+    assert float((shares / filled - 1 / k).abs().max()) <= 5 * math.sqrt(1 / k * (1 - 1 / k) / live)
+    if rows.shape[1] > 1:
+        assert not torch.equal(found[rows[:, 0]], found[rows[:, 1]]), "copies of a row are split apart"
+    whole = expand(base, making(grown, f"1/{k}"))
+    assert bool((whole[rows.flatten()] != 0).sum() > (found[rows.flatten()] != 0).sum()), "control: not split"
+
+
+def test_a_slice_of_the_base_that_lacks_the_copied_units_is_refused():
+    made = making(
+        [mu.rules.Axis.parse("out: 4+4")], noise=TensorNoise(Stream(0, "w"), 0.0, zeros=Waking(copied=True))
+    )
+    whole = expand(torch.arange(4.0), made)
+    assert whole.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    part = expand_(torch.empty(2), torch.arange(2.0), made, out_start=[4], base_start=[0])
+    assert part.tolist() == [0, 1]
+    refusal(
+        lambda: expand_(torch.empty(2), torch.arange(2.0), made, out_start=[6], base_start=[0]),
+        "noise.copies_whole_tensor",
+    )

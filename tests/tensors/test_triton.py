@@ -1,7 +1,7 @@
 """The Triton kernel gives the bits of the CPU, on random slices of random tensors.
 
 On the CPU it runs in Triton's interpreter, which executes the same program. What a slice is, `tensors/triton/compare.py` says.
-Triton may be beside the environment: `PYTHONPATH=folder python -m pytest -m nightly tests/tensors/test_triton.py`.
+Triton may be next to the environment: `PYTHONPATH=folder python -m pytest -m nightly tests/tensors/test_triton.py`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Lightning goes on from a widened checkpoint like the base; what is in doubt is refused."""
+"""Lightning continues from a widened checkpoint like the base; what is in doubt is refused."""
 
 import pickle
 from functools import partial

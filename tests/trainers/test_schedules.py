@@ -146,7 +146,7 @@ def test_the_trainer_goes_on_along_the_budget(tmp_path: Path, plan: mu.Plan, wid
     saved = callback(wide, step_cost=2.0)
     same, _ = trained(tmp_path / "any", K, lambda step: 1.0, END, wide, saved)
     assert same.rates == curve.rates, (
-        "the schedule of the checkpoint goes on, whatever the Trainer was made with"
+        "the schedule of the checkpoint continues, whatever the Trainer was made with"
     )
 
 
@@ -174,7 +174,7 @@ def test_the_trainer_starts_again_after_the_end_of_its_schedule(schedule: Any, t
     again = go_on("again", K, later, later, **told)
     assert (again.losses, again.rates) == after(curve, 16)
     same = go_on("same", K, later, later, step_cost=1.0)
-    assert (same.losses, same.rates) == after(curve, 16), "what was saved goes on without rewarm too"
+    assert (same.losses, same.rates) == after(curve, 16), "what was saved continues without rewarm too"
     assert max(go_on("peak", K, wide, wide, rewarm=NEW).rates.values()) == bench.RATE / 2
     other = mu.GrowthSchedule(20)
     refusal(lambda: go_on("other", K, later, later, rewarm=other), "schedule.other_than_running")

@@ -1,4 +1,4 @@
-"""A wide torchtitan job goes on from a narrow checkpoint; its plans are proven, and what is in doubt is refused.
+"""A wide torchtitan job continues from a narrow checkpoint; its plans are proven, and what is in doubt is refused.
 
 Most of it runs without torchtitan, on modules and configs that are spelled as torchtitan spells them.
 """
@@ -164,7 +164,7 @@ class Training:
 
 
 def made(**changes: Any) -> tuple[Any, Any, list[float]]:
-    """A manager beside a trainer that has built everything else, and the norms that trainer logs."""
+    """A manager next to a trainer that has built everything else, and the norms that trainer logs."""
     torch.manual_seed(0)
     k = changes.get("k", 2)
     model, norms = wide(k).build(), list[float]()

@@ -1,4 +1,4 @@
-"""The stock Trainer resumes a widened checkpoint and goes on like the base; what is in doubt is refused."""
+"""The stock Trainer resumes a widened checkpoint and continues like the base; what is in doubt is refused."""
 
 import contextlib
 import json
@@ -74,7 +74,7 @@ def test_without_the_callback_it_does_not(setting):
     assert gap(setting.curve.losses, plain.losses) > bench.DIFFERENT
 
     class StockNorm(mu.trainers.HuggingFaceCallback):
-        """Right units, but the Trainer goes on to clip by its own norm."""
+        """Right units, but the Trainer continues to clip by its own norm."""
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             for handle in self._clip_handles:

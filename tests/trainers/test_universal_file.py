@@ -265,7 +265,7 @@ def change_settings(folder, change):
 
 
 def test_an_optimizer_of_an_unknown_class_is_to_be_named(narrow, tmp_path):
-    """Control: the same groups with the settings of AdamW alone are told from what they hold."""
+    """Control: the same groups with the settings of AdamW alone are known from what they hold."""
     folder, _ = narrow
     change_settings(folder, lambda told: [group.update(its_own=1) for group in told["param_groups"]])
     refuse(folder, tmp_path, "state.optimizer_unclear", ("its_own", "optimizer_class="))

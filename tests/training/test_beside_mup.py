@@ -1,6 +1,6 @@
 """What holds here where the `mup` package is wrong: each docstring says what `mup` does.
 
-Training is compared in float64; beside it stands the wrong rule, which must be seen.
+Training is compared in float64; next to it stands the wrong rule, which must be seen.
 """
 
 from __future__ import annotations

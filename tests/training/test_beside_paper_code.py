@@ -1,6 +1,6 @@
 """What holds here where the code published with the paper is wrong: each docstring says what that code does.
 
-Training is compared in float64; beside it stands the wrong rule, which must be seen. Noise is tested
+Training is compared in float64; next to it stands the wrong rule, which must be seen. Noise is tested
 as a rule: how its size depends on the width.
 """
 

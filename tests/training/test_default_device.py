@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import mupscale as mu
 from mupscale.rules import Axis
 from mupscale.tensors.compiled import Kernel, load_kernel
-from mupscale.tensors.copies import copies_of
+from mupscale.tensors.entry_sources import copies_of
 from mupscale.tensors.philox import quantiles
 from mupscale.training.units.clip import grad_norm
 

@@ -23,7 +23,7 @@ ADAM: Any = {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1}
 
 
 class Net(nn.Module):
-    """A tied stack with an odd width beside the tied one, a buffer that grows and is not saved, and BatchNorm."""
+    """A tied stack with an odd width next to the tied one, a buffer that grows and is not saved, and BatchNorm."""
 
     def __init__(self, n: int, m: int):
         super().__init__()

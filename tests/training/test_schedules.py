@@ -125,7 +125,7 @@ def test_a_schedule_over_steps_does_not_follow():
 
 
 def test_stages_are_saved_with_the_scheduler():
-    """A resumed run goes on to the last bit; control: without its state it does not know the growth."""
+    """A resumed run continues to the last bit; control: without its state it does not know the growth."""
 
     def saved(part: Any) -> Any:
         torch.save(part.state_dict(), file := io.BytesIO())
@@ -161,7 +161,7 @@ def test_a_planned_growth_is_begun_once():
     trained(run, 20)
     wide = mu.grow(run, wider(8), step_cost=2.0)
     assert wide.scheduler.lr_lambdas[0] == short
-    assert short.grown(30, 2.0) == short, "a resumed run that is told its cost again"
+    assert short.grown(30, 2.0) == short, "a resumed run that gets its cost again"
     assert short.grown(20, 3.0).later == ((20, 3.0),), "two growths at one step: the last cost counts"
     assert PLAIN.grown(0, 2.0) == Schedule(60, 2.0, warmup=0.1, decay=0.4)
 

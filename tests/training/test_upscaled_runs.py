@@ -161,7 +161,7 @@ def test_provenance_says_how_a_run_was_made_all_the_way_back():
     torch.save(told.as_json(), held)
     held.seek(0)
     saved = torch.load(held, weights_only=True)
-    assert mu.Run(twice.model, provenance=saved).provenance == told, "plain values, saved beside the weights"
+    assert mu.Run(twice.model, provenance=saved).provenance == told, "plain values, saved next to the weights"
     assert mu.grow(twice, lambda: net(32)).provenance.growths[:2] == told.growths
 
 

@@ -227,7 +227,7 @@ def test_what_only_a_directory_has_is_refused_for_a_file(tmp_path, capsys):
 
 @pytest.mark.nightly
 def test_a_directory_is_tuned_and_grown_by_the_recipe(base, text, study, tmp_path, capsys, monkeypatch):
-    """Also: a study that is stopped goes on, and gives the recipe of one that was not."""
+    """Also: a study that is stopped continues, and gives the recipe of one that was not."""
     whole = Recipe.read(study / "recipe.json")
     train, left = Trained.train, [20]
 

@@ -2,7 +2,7 @@
 
 Four workers share a study in a real PostgreSQL on loopback; every few seconds one of them is ended with SIGKILL and
 another started in its place, and once the database is restarted. Then every leg must have exactly one COMPLETE
-trial, all others must be marked, runs must have gone on from their checkpoints, and the recipe must equal, byte for
+trial, all others must be marked, runs must have continued from their checkpoints, and the recipe must equal, byte for
 byte, that of a run that nobody disturbed. The same with a journal file and two workers. The control is the number of
 steps: without checkpoints each kill would cost half a run, with them it costs no more than the time between two.
 """

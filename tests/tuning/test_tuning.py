@@ -1,4 +1,4 @@
-"""Tuning: sweeps that find what they should, the same from anybody, and go on where somebody stopped."""
+"""Tuning: sweeps that find what they should, the same from anybody, and continue where somebody stopped."""
 
 import json
 import math
@@ -90,7 +90,7 @@ def test_later_points_go_on_only_where_they_beat_one_that_went_on():
     for loss, goes_on in ((0.9, True), (1.5, False)):
         seen = results | {Leg(Point(4.0, 0.1), 0, 5).key: loss}
         assert bool(climb([Point(4.0, 0.1)], seen, ladder, earlier=old)[0]) == goes_on
-        assert climb([Point(4.0, 0.1)], seen, ladder)[0]  # with none before it goes on either way
+        assert climb([Point(4.0, 0.1)], seen, ladder)[0]  # with none before it continues either way
 
 
 def test_a_point_that_diverges_late_makes_room_for_the_next():
@@ -403,7 +403,7 @@ def test_a_killed_worker_is_noticed_and_its_run_goes_on(tmp_path):
     assert states["FAIL"] == 1
     assert states["RUNNING"] == 0
     first = next(t for t in trials if t.state.name == "COMPLETE")
-    assert first.user_attrs["told"]["resumed_at"] > 0, "it went on from the checkpoint"
+    assert first.user_attrs["told"]["resumed_at"] > 0, "it continued from the checkpoint"
 
 
 def test_tpe_proposes_the_same_points_to_everybody(tmp_path):
@@ -461,7 +461,7 @@ def test_a_study_is_not_gone_on_with_by_another_proxy(tmp_path, other, named):
 
 
 def test_the_run_that_does_not_grow_takes_as_many_flops(tmp_path):
-    """At equal FLOPs of both widths, going on is the run without noise, step for step."""
+    """At equal FLOPs of both widths, continuing is the run without noise, step for step."""
     same = Proxy(build, train, flops=lambda width: 7)
     found = tune(same, Settings(**SMALL), folder=tmp_path / "same")
     assert found.stay["going on"] == found.control

@@ -71,7 +71,7 @@ class NamedState:
         rules: Mapping[str, OptimizerRule] | None,
         claim: str,
     ) -> NamedOptimizer:
-        """Groups and state in new units. The optimizer is told from what it keeps, unless it is named."""
+        """Groups and state in new units. The optimizer is known from what it keeps, unless it is named."""
         raise_few(claim, [*self._misnamed(plan), *self._odd(plan)])
         groups: list[dict[str, Any]] = []
         held: dict[int, Mapping[str, Any]] = {}

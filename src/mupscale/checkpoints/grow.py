@@ -256,7 +256,7 @@ def plan_and_noise(base: Location, about: Mapping[str, Any]) -> tuple[Plan, Nois
     plan = Plan.of_json(about["plan"])
     if plan.hash != about["plan_hash"]:
         raise MupscaleError(
-            "the record's plan does not have the hash that stands beside it", code="growth.plan_hash_differs"
+            "the record's plan does not have the hash that stands next to it", code="growth.plan_hash_differs"
         )
     if about["noise"] is None:
         return plan, None

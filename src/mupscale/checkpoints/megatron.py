@@ -68,7 +68,7 @@ def wide_megatron(
     optimizer: str | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> WideFiles:
-    """Everything that writes the wide checkpoint. The optimizer is told from what it keeps, unless it is named."""
+    """Everything that writes the wide checkpoint. The optimizer is known from what it keeps, unless it is named."""
     out, stored = WideFiles(), told.stored.tensors
     stacks: Stacks = {}
 

@@ -168,7 +168,7 @@ def wide_fsdp(
     optimizer: str | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> WideFiles:
-    """Everything that writes the wide checkpoint. The optimizer is told from what it keeps, unless it is named."""
+    """Everything that writes the wide checkpoint. The optimizer is known from what it keeps, unless it is named."""
     out = WideFiles()
     for entry in told.others:
         out.not_carried[printable(entry)] = "it holds tensors that belong to no weight"

@@ -1,7 +1,7 @@
 """Parameter groups of Megatron: which tensors are in them, and what its optimizer and its schedule read from them.
 
 Megatron stores groups without their members, and finds a group of a checkpoint by four of its settings. Every wide group is
-told apart by one of them, `is_decoupled_lr`, that nothing is computed from. Its rates are in `max_lr` and `min_lr`, which
+distinguished by one of them, `is_decoupled_lr`, that nothing is computed from. Its rates are in `max_lr` and `min_lr`, which
 the schedule reads, its decay in `wd_mult`.
 """
 

@@ -1,4 +1,4 @@
-"""Norms and means of the base that workers have measured, kept beside the unfinished output so that each is measured once.
+"""Norms and means of the base that workers have measured, kept next to the unfinished output so that each is measured once.
 
 Every process appends to a file of its own and reads those of all others. Nothing is locked or waited for: two processes that
 measure the same tensor at the same time find the same number. The files are removed when the output is complete.

@@ -1,4 +1,4 @@
-"""What the optimizer state beside the weights says of a recipe: whose it is, and with which constants it was trained.
+"""What the optimizer state next to the weights says of a recipe: whose it is, and with which constants it was trained.
 
 Reads groups and the names of what is kept; knows nothing of tensors, and decides nothing about the weights.
 """
@@ -25,7 +25,7 @@ def notes_on(recipe: Recipe, directory: Directory, named: str | None = None) -> 
     `named` is the optimizer that the user says it was.
     """
     if OPTIMIZER not in directory.trainer:
-        return [] if named is not None else [_untold(recipe, f"there is no {OPTIMIZER} beside the weights")]
+        return [] if named is not None else [_untold(recipe, f"there is no {OPTIMIZER} next to the weights")]
     try:
         groups, state = parts(read_tree(directory.path / OPTIMIZER), OPTIMIZER)
     except MupscaleError as error:  # who carries the state hears of it; who leaves it behind need not

@@ -30,7 +30,7 @@ class Request:
     shard_bytes: int = SHARD_BYTES
     export: str | None = None
     state: bool = True
-    """Whether optimizer state beside the weights is carried."""
+    """Whether optimizer state next to the weights is carried."""
     optimizer: str | None = None
     """Which optimizer left it, where the file does not tell."""
     recipe: str | None = None

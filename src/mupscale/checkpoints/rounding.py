@@ -16,7 +16,7 @@ from ..jobs.job import Job, Move
 from ..jobs.work_units import Block, block_shape
 
 ADVISE = 0.1
-"""The share of lost entries from which a user is told."""
+"""The share of lost entries from which a user is warned."""
 _SAMPLE = 1 << 18  # bytes
 
 

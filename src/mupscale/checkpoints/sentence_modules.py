@@ -1,4 +1,4 @@
-"""The modules of a sentence-transformers model beside its transformer: their folders at the new width.
+"""The modules of a sentence-transformers model besides its transformer: their folders at the new width.
 
 The transformer's output consists of copies, in the order of the plan. A pooling layer keeps it so and only its width
 changes. A dense layer sums over the copies, so its weight is copied and divided like every other; its output is the

@@ -1,4 +1,4 @@
-"""The optimizer state beside the weights of a directory: whether it is there, how large it is, and what it becomes."""
+"""The optimizer state next to the weights of a directory: whether it is there, how large it is, and what it becomes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def state_left(directory: Directory, request: Request) -> dict[str, str]:
         return {}
     universal = universal_names(directory.path)
     there = OPTIMIZER in directory.trainer or universal
-    why = "--no-state leaves the optimizer state out" if there else "it has no optimizer state beside it"
+    why = "--no-state leaves the optimizer state out" if there else "it has no optimizer state next to it"
     return dict.fromkeys((*directory.trainer, *universal), why)
 
 
 def state_bytes(directory: Directory) -> int:
-    """How many bytes the optimizer state beside the weights has."""
+    """How many bytes the optimizer state next to the weights has."""
     if is_universal(directory.path):
         files = [file for of in read_universal(directory.path).parameters.values() for file in of.values()]
         return sum(file.place.bytes for file in files)

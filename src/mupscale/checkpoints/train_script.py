@@ -1,4 +1,4 @@
-"""`train.py` beside a grown directory: a complete script that trains it with the stock Trainer.
+"""`train.py` next to a grown directory: a complete script that trains it with the stock Trainer.
 
 The script depends on the kind of model only through the class and the labels: decoders predict the next token, encoders
 with a masked head predict masked tokens. Other heads need labels that no text has, so they get no script.
@@ -13,7 +13,7 @@ NAME = "train.py"
 
 _SCRIPT = '''"""Train this model with the stock Trainer: python train.py --data text.jsonl [--steps 1000]
 
-Each line of the file is JSON with "text" (a tokenizer must lie beside this file) or with "input_ids".
+Each line of the file is JSON with "text" (a tokenizer must lie next to this file) or with "input_ids".
 """
 
 import argparse

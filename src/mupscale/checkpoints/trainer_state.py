@@ -1,4 +1,4 @@
-"""The optimizer state that a Trainer run left beside the weights, widened where it lies.
+"""The optimizer state that a Trainer run left next to the weights, widened where it lies.
 
 The file keeps the stock grouping and the reference constants, so the stock Trainer resumes from it; only state
 tensors change, by their units. Knows: optimizer.pt, and how its tensors move. Does not know: exponents (`rules/`),
@@ -48,7 +48,7 @@ def trainer_moves(
 ) -> tuple[OutFile, list[Move]]:
     """The wide optimizer.pt as a file with its moves; `base` and `wide` may be on the meta device.
 
-    The optimizer is told from what it keeps, unless named ("torch.optim.AdamW"). `names` gives the order of the
+    The optimizer is known from what it keeps, unless named ("torch.optim.AdamW"). `names` gives the order of the
     parameters, group by group, for runs whose groups were not made by the Trainer. `noise` is that of the weights, for
     copies of them in the state.
     """

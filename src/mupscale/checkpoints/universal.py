@@ -30,7 +30,7 @@ CLAIM = "this universal checkpoint cannot be widened"
 _GROUPS = "param_groups"
 _OPTIMIZER = "optimizer_state_dict"
 _KEPT_SETTINGS = ("dynamic_loss_scale", "overflow", "zero_stage", "ds_version")
-"""What the engine reads beside the groups. A loss scaler is an object, and the clip is by a norm that depends on the width:
+"""What the engine reads besides the groups. A loss scaler is an object, and the clip is by a norm that depends on the width:
 without them the engine keeps its own."""
 _SHAPES = "param_shapes"
 _LEFT_OUT = {
@@ -84,7 +84,7 @@ def wide_universal(
     optimizer: str | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> WideFiles:
-    """Everything that writes the wide checkpoint. The optimizer is told from what it keeps, unless it is named."""
+    """Everything that writes the wide checkpoint. The optimizer is known from what it keeps, unless it is named."""
     weights = weight_sources(universal, plan)
     faults = _refused(universal)
     members = _members(universal, faults)
@@ -189,7 +189,7 @@ def _carried(
     settings = [{key: value for key, value in group.items() if key != STEP} for group in told]
     named = NamedState(settings, members, states, universal.tag)
     carried = named.carried(plan, noise, optimizer, rules, CLAIM)
-    # A group of FusedAdam counts its steps itself; every group that it is split into goes on from there.
+    # A group of FusedAdam counts its steps itself; every group that it is split into continues from there.
     own = tuple(
         replace(g, settings={**g.settings, STEP: told[g.origin][STEP]}) if STEP in told[g.origin] else g
         for g in carried.groups

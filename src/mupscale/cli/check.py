@@ -127,7 +127,7 @@ def _bytes(
 
 
 def _stored_job(directory: Directory, wide: Location, about: dict[str, Any]) -> Job:
-    """The job that lies beside the record and that the record names."""
+    """The job that lies next to the record and that the record names."""
     try:
         job = read_job(wide, directory.path)
     except MupscaleError as error:

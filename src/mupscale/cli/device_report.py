@@ -112,7 +112,7 @@ def _checks(device: torch.device) -> Iterator[Check]:
 
 
 def _tried(name: str, check: Callable[[], tuple[str, bool]]) -> Check:
-    """What a check found; one that raises fails, and the report goes on."""
+    """What a check found; one that raises fails, and the report continues."""
     try:
         return Check(name, *check())
     except Exception as error:  # whatever a device or its driver raises belongs into the report

@@ -164,7 +164,7 @@ def _new_parts(family: FamilyPlan) -> list[str]:
     if family.new_blocks:
         numbers = ", ".join(map(str, family.new_blocks))
         lines.append(
-            f"new blocks: {numbers}; they sleep, and the training of the base goes on, until noise wakes them"
+            f"new blocks: {numbers}; they sleep, and the training of the base continues, until noise wakes them"
         )
     if family.new_words is not None:
         first, end = family.new_words
@@ -183,11 +183,11 @@ def _new_experts(family: FamilyPlan) -> list[str]:
     if experts_are_copies(experts):
         return [
             f"experts: {experts.number} copies of the dense layer in every block, all of which every token goes to; the training of "
-            "the base goes on until noise parts them"
+            "the base continues until noise parts them"
         ]
     return [
-        f"new experts: {experts.number} of width {experts.ffn} in every block, {experts.top_k} for a token, beside the dense "
-        "layer, which every token goes to; they sleep, and the training of the base goes on, until noise wakes them"
+        f"new experts: {experts.number} of width {experts.ffn} in every block, {experts.top_k} for a token, next to the dense "
+        "layer, which every token goes to; they sleep, and the training of the base continues, until noise wakes them"
     ]
 
 

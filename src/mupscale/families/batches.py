@@ -59,7 +59,7 @@ def drawn_text(model: Any, seed: int = 0) -> dict[str, Any]:
             top_k=0,
             top_p=1.0,
             max_new_tokens=length,
-            eos_token_id=-1,  # no token ends a text: it goes on with the next one
+            eos_token_id=-1,  # no token ends a text: it continues with the next one
             pad_token_id=first,
         )
     return {"input_ids": ids}

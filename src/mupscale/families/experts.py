@@ -1,9 +1,9 @@
 """Dense stock models that become models with experts: the configuration, the plan, and a trial on a small copy.
 
-The dense feed-forward layer becomes the expert that every token goes to. The routed experts beside it are zero. Their
+The dense feed-forward layer becomes the expert that every token goes to. The routed experts next to it are zero. Their
 output is zero whatever the router chooses, and no gradient reaches them, because every path through an expert has two
 weights that are zero, up and down. The router gets none either: it only weighs outputs that are zero. So the run of the
-dense model goes on for any number of experts, any top_k, any width of experts and any router, until noise wakes them:
+dense model continues for any number of experts, any top_k, any width of experts and any router, until noise wakes them:
 routers, gates and ups get noise then, and downs are quiet, so that waking does not change the output. Downs learn in
 the first step, everything else from the second step on.
 

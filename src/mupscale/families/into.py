@@ -1,6 +1,6 @@
 """Classes with experts that hold a dense model: which of its fields and tensors go where, as data.
 
-The dense feed-forward layer becomes the expert that every token goes to, and routed experts are added beside it. Whether
+The dense feed-forward layer becomes the expert that every token goes to, and routed experts are added next to it. Whether
 a row is right is not taken for granted: `experts.py` tries it on a small copy.
 """
 

@@ -71,7 +71,7 @@ def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
         else:
             found[width] = int(k)
     for tower in [name for name in TOWERS if name in found] if found.keys() & set(WIDTHS) else ():
-        what = "a tower grows in all its widths, and widths are named beside it"
+        what = "a tower grows in all its widths, and widths are named next to it"
         faults.append(
             Fault("goal.tower_beside_widths", tower, what, f"write -k {tower}=2, or name widths alone")
         )

@@ -77,7 +77,7 @@ def family_plan(
     - `config` is the content of a config.json, or a directory that has one; `multipliers` is what `parse_multipliers` reads.
     - `to` is what `--to` says: "layers=8" gives the model new blocks, which sleep until noise wakes them; "hidden=96,heads=6"
       names sizes, at which zeros follow the copies where they are no whole multiples; "vocab=+64" adds words, and
-      "positions=4096" positions; "experts=8,top_k=2,expert_ffn=64" adds experts that sleep beside the dense layers, in the
+      "positions=4096" positions; "experts=8,top_k=2,expert_ffn=64" adds experts that sleep next to the dense layers, in the
       class of "into=granitemoeshared" or the first that holds the base.
     - `export="granite"` grows Llama-like models into Granite, whose configuration shows the multipliers. `export="untie"`
       gives the readout a separate tensor. Its plan is static: the outputs equal the base's, but the training does not.

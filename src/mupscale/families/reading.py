@@ -67,7 +67,7 @@ def _names(model: nn.Module, stored: Iterable[str]) -> dict[str, str | None]:
 
 
 def _is_computed(model: nn.Module, name: str, computed: Collection[str]) -> bool:
-    """Whether a name without a tensor is that of a table which the class now computes, or is told to skip."""
+    """Whether a name without a tensor is that of a table which the class now computes, or skips."""
     leaves = [
         leaf for leaf in ("rotary_emb.inv_freq", "position_ids") if any(c.endswith(leaf) for c in computed)
     ]

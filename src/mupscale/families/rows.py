@@ -45,7 +45,7 @@ class Row:
     reads: tuple[str, ...] = ()
     """The outputs that the loss of the type reads, where others change with the width: entries of a unit vector do."""
     inputs: Mapping[str, bool] = field(default_factory=dict)
-    """Arguments beside the batch, with which outputs show tensors that they hide otherwise."""
+    """Arguments besides the batch, with which outputs show tensors that they hide otherwise."""
     divides: tuple[str, ...] = ()
     """Fields that a small copy may divide by one number although blocks change, because `layouts` gives them all."""
 
@@ -107,7 +107,7 @@ def _hybrid(
     stream: tuple[str, ...] = ("hidden_size",),
     config: Mapping[str, str] | None = None,
 ) -> Row:
-    """A type with Mamba-2 mixers beside attention; groups grow with heads.
+    """A type with Mamba-2 mixers next to attention; groups grow with heads.
 
     `inner` is the width of a mixer where the configuration names it; otherwise it is a multiple of the `stream`, and the
     two shrink together.

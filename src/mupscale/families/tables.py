@@ -145,7 +145,7 @@ def _need(more: More) -> Need:
 
 
 def _wrong(base: nn.Module, model: nn.Module, plan: Plan, more: More, config: Config) -> Iterator[Fault]:
-    """What more words or positions would change beside their own rows."""
+    """What more words or positions would change besides their own rows."""
     if more.rows == "words":
         moved = padding_rows(base).items() ^ padding_rows(model).items()
         for name, row in sorted(moved)[:1]:
@@ -205,7 +205,7 @@ def _rope_kinds(rope: Any) -> set[str]:
 
 
 def try_more(small: Config, full: list[More], cls: Any) -> float:
-    """Try a few more rows on the small copy: the worst gradient error; raises where the base's run would not go on."""
+    """Try a few more rows on the small copy: the worst gradient error; raises where the base's run would not continue."""
     more = small_more(as_data(small), full)
     make = factory(cls)
     with forked(seed=0):

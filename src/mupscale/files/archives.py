@@ -16,7 +16,7 @@ from .strict import printable
 
 PICKLE = "data.pkl"
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
-_SPARE = 1 << 20  # bytes of a pickle beside what belongs to tensors
+_SPARE = 1 << 20  # bytes of a pickle besides what belongs to tensors
 _EACH = 4096  # bytes for each tensor; names, shape and strides take a few hundred
 
 

@@ -31,8 +31,8 @@ T = TypeVar("T")
 _MOST_PAIRED = 512  # chunks compared pair by pair, 130,816 pairs; a regular grid needs no pairs
 _MOST_DIMS = 64  # torch's own limit
 _LARGEST = 1 << 63
-_SPARE = 1 << 20  # bytes that `.metadata` may have beside what its files explain
-_EACH = 32 << 20  # bytes for each file beside it; AdamW of 70B parameters on 1,024 ranks has 0.3 MB for each
+_SPARE = 1 << 20  # bytes that `.metadata` may have besides what its files explain
+_EACH = 32 << 20  # bytes for each file next to it; AdamW of 70B parameters on 1,024 ranks has 0.3 MB for each
 
 
 def read_dcp(path: Location | str) -> DcpDirectory:
@@ -51,7 +51,7 @@ def read_dcp(path: Location | str) -> DcpDirectory:
 
 
 def longest_metadata(path: Location) -> int:
-    """How many bytes the `.metadata` of a directory can have, from the files beside it.
+    """How many bytes the `.metadata` of a directory can have, from the files next to it.
 
     It takes about 140 bytes to say where a chunk lies, and the archive of a chunk has a thousand bytes or more.
     """

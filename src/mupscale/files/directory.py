@@ -212,7 +212,7 @@ def _is_regular(path: Path) -> bool:
 def _foreign_links(path: Location, names: Iterable[str]) -> list[Fault]:
     """Links out of a directory would publish a file that does not belong to the checkpoint.
 
-    In the cache of the Hugging Face Hub every file of `snapshots/<revision>` is a link into `blobs` beside it.
+    In the cache of the Hugging Face Hub every file of `snapshots/<revision>` is a link into `blobs` next to it.
     """
     if isinstance(path, Url):
         return []  # a store has no links

@@ -18,7 +18,7 @@ from .places import dtype_name
 from .strict import printable
 
 _HEAD_NODES = 1000  # the pickle of one tensor has about ten
-_SPARE_NODES = 100_000  # settings, schedules and the like, beside what belongs to a tensor
+_SPARE_NODES = 100_000  # settings, schedules and the like, besides what belongs to a tensor
 _DEEPEST = 50  # levels of lists and dicts; the state of an optimizer has about six
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint of Megatron in its format `torch_dist`: tensors in chunks, and what is not a tensor beside them.
+"""A checkpoint of Megatron in its format `torch_dist`: tensors in chunks, and what is not a tensor next to them.
 
     latest_checkpointed_iteration.txt              a number; the folder below is named after it
     iter_0000005/

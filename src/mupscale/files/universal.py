@@ -50,7 +50,7 @@ class StateFile:
 
     place: Place
     extras: Mapping[str, Any] | None
-    """What lies beside the tensor in its file; None for a file of the tensor alone, which ZeRO 3 writes, without its shape."""
+    """What lies next to the tensor in its file; None for a file of the tensor alone, which ZeRO 3 writes, without its shape."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Universal:
     models: Mapping[str, Mapping[str, Any]]
     """What every file of model states holds."""
     schedule: Any = None
-    """What `scheduler.pt` holds, which Hugging Face's Trainer writes beside the folder."""
+    """What `scheduler.pt` holds, which Hugging Face's Trainer writes next to the folder."""
 
 
 def is_universal(path: Location) -> bool:

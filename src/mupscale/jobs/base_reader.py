@@ -90,7 +90,7 @@ class BaseReader(Reader):
         total = sum(map(len, rooms))
         count = self.read_some_(file, offset, rooms)
         done = count
-        while done < total:  # a short read: go on in what is left of each room
+        while done < total:  # a short read: continue in what is left of each room
             left, skipped = [], done
             for room in rooms:
                 left += [room[skipped:]] if skipped < len(room) else []

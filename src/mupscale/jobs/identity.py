@@ -77,7 +77,7 @@ def check_outside(base: Location, out: Location) -> None:
         what = f"it lies inside of its own base {printable(str(base))}"
         raise MupscaleError(
             "the result cannot be written there",
-            [Fault("job.output_inside_base", str(out), what, "name a directory beside the base")],
+            [Fault("job.output_inside_base", str(out), what, "name a directory next to the base")],
         )
 
 

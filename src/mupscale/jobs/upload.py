@@ -116,7 +116,7 @@ class _Upload:
         return True
 
     def _claim(self) -> None:
-        """Write the job beside the output, unless it is there; another job in its place is refused."""
+        """Write the job next to the output, unless it is there; another job in its place is refused."""
         there = working_job(self.out)
         if not exists(there):
             odd = [name for name in names_in(self.out) if name]

@@ -3,7 +3,7 @@
 Norms and functions are tried with inputs they were not written for: a norm that needs a second argument raises TypeError, one
 for images ValueError or RuntimeError, a function that checks its range AssertionError, one that looks a shape up LookupError.
 torch raises RuntimeError for tensors on two devices too, for a kernel that is missing and for memory that is full. Such an
-error says nothing about a hypothesis, and with it swallowed a search would go on and find another plan.
+error says nothing about a hypothesis, and with it swallowed a search would continue and find another plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A fingerprint of the code of a model's classes, which lies beside a plan that was measured.
+"""A fingerprint of the code of a model's classes, which lies next to a plan that was measured.
 
 A plan is proved for code, and shapes do not show when that code changes. The fingerprint has a digest for every class of the
 model's modules: of the instructions and constants of all its methods, those of its parents, and the functions that they call in

@@ -80,7 +80,7 @@ class NewUnits:
     >>> import torch, mupscale as mu
     >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.Tanh(), torch.nn.Linear(n, 1))
     >>> base, x = make(4), torch.ones(1, 3)
-    >>> plan = mu.infer_plan(base, lambda: make(6), pad=True, example_inputs=(x,))
+    >>> plan = mu.infer_plan(base, lambda: make(6), example_inputs=(x,), by="units")
     >>> wide = mu.upscale(base, lambda: make(6), NewUnits("random"), plan=plan).model
     >>> bool((wide[0].weight[4:] != 0).all()), torch.allclose(wide(x), base(x), atol=1e-6)
     (True, True)

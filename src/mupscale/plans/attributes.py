@@ -1,4 +1,4 @@
-"""What two models hold beside tensors: settings, state, hooks and patched methods of a trained base.
+"""What two models hold besides tensors: settings, state, hooks and patched methods of a trained base.
 
 A wide model that was built anew has the settings and the state of its factory. The code of the class says which is which:
 

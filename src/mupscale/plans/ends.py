@@ -185,7 +185,7 @@ def check_duplicates(plan: Plan) -> None:
         parts = next((part for part in sorted(whole) if _is_part(*part, axis)), None)
         if parts is not None:
             remedy = (
-                f"if {parts[0]} growing units lie beside fixed ones here, as after a concatenation: one tensor has one "
+                f"if {parts[0]} growing units lie next to fixed ones here, as after a concatenation: one tensor has one "
                 "learning rate, so give the fixed part a layer of its own, and add the outputs of both layers; otherwise "
                 f"{fault.remedy}"
             )

@@ -3,7 +3,7 @@
 A hook (`register_hook`, `register_post_accumulate_grad_hook`) is any function of a gradient, so growing is exact only if it
 commutes with growing: what it makes of r · dup(G) must be r · dup of what it makes of G. Scaling and logging do; masks of the
 base's shape, clipping and optimizers that step in a hook do not. Hooks are tried with drawn gradients, on copies of what they
-hold and with nothing printed, and refused where they do not commute. One that holds the base would go on to work on the base,
+hold and with nothing printed, and refused where they do not commute. One that holds the base would continue to work on the base,
 and is refused unless the factory makes it too.
 """
 
@@ -101,7 +101,7 @@ def _fitting(
         fault: Fault | None = Fault(
             "model.hook_holds_base",
             name,
-            "its hook holds a part of the run that grows, the model or its optimizer, and would go on to work on it",
+            "its hook holds a part of the run that grows, the model or its optimizer, and would continue to work on it",
             remedy,
         )
         for hooks in _choices(theirs, own):

@@ -2,7 +2,7 @@
 
 The rows that the base has keep their weights and their optimizer state. A new word is a row of the embedding that no text
 of the base reads, and a logit that a loss over the base's words does not count. So no gradient reaches its rows, and the
-base's run goes on to the last bit. A loss over all words is another loss: with Z the sum of exp(logit) over the base's
+base's run continues to the last bit. A loss over all words is another loss: with Z the sum of exp(logit) over the base's
 words at a position, n new words with logits 0 raise it there by log(1 + n/Z).
 
 Worked example, 512 words that become 576, tied: `embed_tokens.weight` has the axes "512+64" and "64", and `lm_head.weight`

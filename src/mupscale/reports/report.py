@@ -65,6 +65,6 @@ def write_report(
 
 
 def verdicts_of(studies: Sequence[Known], storage: Any = None) -> list[Verdict]:
-    """The verdicts on these studies; for one that is stored in its folder, seeds beside it are read too."""
+    """The verdicts on these studies; for one that is stored in its folder, seeds next to it are read too."""
     here = storage is None
     return verdicts(beside(studies[0]) if here and len(studies) == 1 else studies, here)

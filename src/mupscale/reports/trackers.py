@@ -1,4 +1,4 @@
-"""What trackers are told: the moment of growth, and the trials of a study, in TensorBoard, W&B or MLflow.
+"""What trackers are given: the moment of growth, and the trials of a study, in TensorBoard, W&B or MLflow.
 
 A tracker is what the user has at hand: a `SummaryWriter`, a run of W&B, or the module `mlflow` with an active run. Each is
 known by its methods, so none of the three packages is imported here.
@@ -32,7 +32,7 @@ def log_growth(
     """Tell a tracker what growth did, and return the numbers that were logged.
 
     Under `growth/`: parameters and learning rate at the reference (the largest of all groups) before and after, how large
-    the noise is beside the weights and how far copies have parted (the largest, and each tensor), and how awake new parts
+    the noise is next to the weights and how far copies have parted (the largest, and each tensor), and how awake new parts
     are. With `loss`, also the loss and the gradient norm in the units of the reference, before and after; without noise
     they do not change. Without it, the losses that `upscale` recorded are taken. `steps` is how many steps the base has
     taken, the tracker's x-axis. Neither run is changed.
@@ -113,7 +113,7 @@ def log_study(
 
 
 def _writer(tracker: Any) -> Write:
-    """How this tracker is told numbers; raises if it is none of those that are known."""
+    """How this tracker is given numbers; raises if it is none of those that are known."""
     if callable(getattr(tracker, "add_scalar", None)):  # TensorBoard
 
         def scalars(values: Mapping[str, float], step: int | None) -> None:

@@ -54,7 +54,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         store, key = _store(self._group), _beats(dist.get_rank(self._group))
-        # The store is gone with the rank that kept it; whoever meets next is told.
+        # The store is gone with the rank that kept it; whoever meets next is refused.
         with suppress(RuntimeError):
             while not self._over.is_set():
                 store.add(key, 1)

@@ -5,7 +5,7 @@ side by side, headers are read again to see whether a file changed. With pages, 
 Knows: offsets. Does not know what the bytes mean.
 
 A read of bytes 100,000 to 300,000 needs pages 1 to 4. If another thread has asked for page 1, this one requests 2 to 4 and
-waits for 1. If page 1 was there, the read goes on where another ended, and pages up to a MiB are requested at once.
+waits for 1. If page 1 was there, the read continues where another ended, and pages up to a MiB are requested at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ PAGE = 1 << 16
 """Bytes; as large as what fingerprints are taken of, so that reads widened to those are whole pages."""
 KEPT = (64 << 20) // PAGE
 """Pages that a process keeps: a few blocks for each of several threads."""
-_AHEAD = (1 << 20) // PAGE  # pages requested at least where reading goes on: a request costs as much as a MiB
+_AHEAD = (
+    1 << 20
+) // PAGE  # pages requested at least where reading continues: a request costs as much as a MiB
 _MOST = (8 << 20) // PAGE  # pages of one request, which has to be answered in time
 
 

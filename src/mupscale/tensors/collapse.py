@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .copies import copies_of
+from .entry_sources import copies_of
 from .expand import compute_dtype, rescale
 from .making import Making
 

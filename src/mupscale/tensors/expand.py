@@ -19,7 +19,7 @@ from ..errors import MupscaleError
 from ..rules.axes import Axis, fraction_fault
 from ..rules.products import Piece
 from ..rules.scale import ONE, Scale
-from .copies import models_of
+from .entry_sources import models_of
 from .making import Making
 from .noise import TensorNoise, Waking
 from .triton import launch

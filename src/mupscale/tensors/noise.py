@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import MupscaleError
 from ..rules.axes import Axis
 from .compiled import kernel_for
-from .copies import copies_of, numbered
+from .entry_sources import copies_of, numbered
 from .philox import Stream, normals, uniforms
 
 _BLOCK = 1 << 16  # numbers drawn at a time: the integer temporaries stay in cache

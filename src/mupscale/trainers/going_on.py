@@ -1,6 +1,6 @@
-"""What training a grown directory needs to go on: the plan since its reference, an optimizer, and a schedule.
+"""What training a grown directory needs to continue: the plan since its reference, an optimizer, and a schedule.
 
-Knows: where the plan is written, and when a saved schedule goes on or a new one starts. Does not know: trainers; their
+Knows: where the plan is written, and when a saved schedule continues or a new one starts. Does not know: trainers; their
 callbacks ask here.
 """
 
@@ -95,7 +95,7 @@ def record_of(plans: tuple[Plan, Plan], provenance: Provenance) -> dict[str, Any
 def schedule_settings(
     peak_lr: float | None, step_cost: float | None, rewarm: GrowthSchedule | None
 ) -> dict[str, Any]:
-    """What a callback was told about the schedule, for `schedulers_for`; refused if it is not about one."""
+    """What a callback was given for the schedule, for `schedulers_for`; refused if it is not about one."""
     faults = [] if rewarm is None else wrong_kind("rewarm", rewarm, GrowthSchedule, _REWARM)
     if peak_lr is not None and rewarm is None:
         what = "it is the peak of a new schedule, and none is given"
@@ -115,10 +115,10 @@ def schedulers_for(
     step_cost: float | None,
     rewarm: GrowthSchedule | None,
 ) -> list[Any]:
-    """The schedulers with which a trainer goes on; `states` are their state dicts as a checkpoint has them.
+    """The schedulers with which a trainer continues; `states` are their state dicts as a checkpoint has them.
 
-    A `GrowthSchedule` in a state goes on. `rewarm` starts if there is none, or if it has spent its budget, and a run
-    that was stopped later goes on with the `rewarm` of its checkpoint. `step_cost` begins a stage.
+    A `GrowthSchedule` in a state continues. `rewarm` starts if there is none, or if it has spent its budget, and a run
+    that was stopped later continues with the `rewarm` of its checkpoint. `step_cost` begins a stage.
     """
     found = [saved_schedules(state) for state in states]
     running = [

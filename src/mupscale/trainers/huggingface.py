@@ -1,4 +1,4 @@
-"""A callback with which the stock Hugging Face `Trainer` goes on training a grown model.
+"""A callback with which the stock Hugging Face `Trainer` continues training a grown model.
 
 Knows: when the Trainer clips, steps, logs and saves. The units are `training/units/stepping.py`'s, the norm is
 `training/units/clip.py`'s. transformers is imported when the callback is first asked for, and not before.
@@ -76,7 +76,7 @@ class TrainerHooks:
             self._clip = [h for h in inner._optimizer_step_pre_hooks.values() if isinstance(h, Clip)][-1]
 
     def _go_on(self, scheduler: Any, optimizer: Optimizer) -> None:
-        """Put the schedule to go on with into the Trainer's scheduler, which the Trainer does not let be replaced."""
+        """Put the schedule to continue with into the Trainer's scheduler, which the Trainer does not let be replaced."""
         if type(scheduler) is not LambdaLR:
             what = f"a {type(scheduler).__name__}, expected a LambdaLR, which all but a few kinds of the Trainer are"
             fault = Fault(
@@ -130,7 +130,7 @@ class TrainerHooks:
 
 
 def _record(since: Grown, plans: tuple[Plan, Plan]) -> bytes:
-    """What `mupscale.json` of the grown directory says; kept, because old checkpoints are deleted while a run goes on."""
+    """What `mupscale.json` of the grown directory says; kept, because old checkpoints are deleted while a run continues."""
     if isinstance(since, str | Path) and Path(since).is_dir():
         return (Path(since) / NAME).read_bytes()
     told = {"format": FORMAT, **record_of(plans, read_provenance(since))}

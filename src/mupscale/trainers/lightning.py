@@ -1,4 +1,4 @@
-"""A callback with which Lightning's `Trainer` goes on training a grown model.
+"""A callback with which Lightning's `Trainer` continues training a grown model.
 
 Knows: when Lightning clips, steps and saves. The units are `training/units/stepping.py`'s, the norm is
 `training/units/clip.py`'s. lightning is imported when the callback is first asked for, and not before.
@@ -80,7 +80,7 @@ class FitHooks:
             self._states, checkpoint["lr_schedulers"] = list(states), []
 
     def _go_on(self, trainer: Any) -> None:
-        """Replace the schedulers of the module by those to go on with, which step after every optimizer step."""
+        """Replace the schedulers of the module by those to continue with, which step after every optimizer step."""
         configs, (states, self._states) = trainer.lr_scheduler_configs, (self._states, [])
         expected = len(states or trainer.optimizers)
         if (states or self._schedule["rewarm"] is not None) and len(configs) != expected:

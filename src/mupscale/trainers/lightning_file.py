@@ -43,9 +43,9 @@ def grow_lightning_checkpoint(
     prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> None:
-    """Write the checkpoint from which `trainer.fit(wide_model, ckpt_path=out)` goes on.
+    """Write the checkpoint from which `trainer.fit(wide_model, ckpt_path=out)` continues.
 
-    `prefix` is what the LightningModule puts before the plan's names. An optimizer is told from what it keeps, unless
+    `prefix` is what the LightningModule puts before the plan's names. An optimizer is known from what it keeps, unless
     named in `optimizer_classes`. One made from `self.parameters()`, or from named parameters, needs nothing more; for others
     `names` holds, for every optimizer, its parameters' names group by group. A plan that was not proved is refused
     unless `prove=False`.

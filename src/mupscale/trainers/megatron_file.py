@@ -51,7 +51,7 @@ def grow_megatron_checkpoint(
     prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, str]:
-    """Write the checkpoint from which a wide Megatron job goes on; returns what was not carried, with reasons.
+    """Write the checkpoint from which a wide Megatron job continues; returns what was not carried, with reasons.
 
     `base` is a folder with `latest_checkpointed_iteration.txt`, or the folder of one iteration, in the format torch_dist or
     fsdp_dtensor. `plan` leads from the base's `GPTModel` on one rank to the wide one. Weights, their float32 copies, first
@@ -75,7 +75,7 @@ def grow_megatron_checkpoint(
     path, moves, make = grow(base, plan, names=names, optimizer=optimizer_class, rules=rules)
     record = _record(location(base))
     if noise is not None and record is None and grown_before(_groups_in(base)):
-        what = "it was grown before, and the sizes of noise are those of its first base, which no mupscale.json beside it tells"
+        what = "it was grown before, and the sizes of noise are those of its first base, which no mupscale.json next to it tells"
         remedy = "copy mupscale.json of the folder that grow_megatron_checkpoint wrote into this one"
         raise MupscaleError(
             "this checkpoint cannot get noise", [Fault("noise.first_base_unknown", str(base), what, remedy)]

@@ -24,7 +24,7 @@ class Named:
     kind: str
     """The class, by the name of its row."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the Trainer passes beside rates, betas and decay."""
+    """What the Trainer passes besides rates, betas and decay."""
     quantised: bool = False
     """True if the state of large tensors has 8 or 4 bits, so that a run follows its base up to rounding and not exactly."""
 

@@ -223,7 +223,7 @@ def _parent() -> type:
 
 
 def _config(stock: Any) -> dict[str, Any]:
-    """torchtitan's own configuration with what growth needs beside it."""
+    """torchtitan's own configuration with what growth needs besides it."""
     hidden = Annotated[Any, import_module("tyro").conf.Suppress]  # values of Python, not of the command line
     fields: list[Any] = [
         ("base", hidden, field(default=None)),

@@ -35,11 +35,11 @@ def grow_universal_checkpoint(
     prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, str]:
-    """Write the universal checkpoint from which a wide DeepSpeed engine goes on; returns what was not carried, with reasons.
+    """Write the universal checkpoint from which a wide DeepSpeed engine continues; returns what was not carried, with reasons.
 
     `base` is the directory that holds `latest_universal`. Weights, first and second moments are grown tensor by tensor, each in
     its units. Its groups are those that units ask for: build the wide optimizer from `universal_groups(out, model)`, and load
-    with `load_universal_(engine, out)`. The optimizer is told from what it keeps, unless `optimizer_class`
+    with `load_universal_(engine, out)`. The optimizer is known from what it keeps, unless `optimizer_class`
     names it ("torch.optim.AdamW"). Without `noise` the result trains exactly like the base. Run it again to resume.
 
     >>> import tempfile, mupscale as mu

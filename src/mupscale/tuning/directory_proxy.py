@@ -1,7 +1,7 @@
 """The proxy of a Hugging Face directory: its own stock class, narrower, trained on text as a usual trainer would.
 
 AdamW with weight decay on matrices, gradients clipped at 1, a linear warm-up and a linear decay to zero, no dropout: what
-the `train.py` beside a grown directory does. The weights of the directory are not read.
+the `train.py` next to a grown directory does. The weights of the directory are not read.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...errors import Fault, MupscaleError
 from ..compiled import VARIABLE, chosen_kernel
-from ..copies import copies_of
+from ..entry_sources import copies_of
 from ..making import Making
 from ..noise import TensorNoise, centred_spread
 from ..philox import Stream, quantiles

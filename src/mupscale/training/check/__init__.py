@@ -1,4 +1,4 @@
 """Check a run: `verify`, registry rows on real steps, coordinates, whether what is new is used.
 
-Imports grow and units beside it.
+Imports grow and units next to it.
 """

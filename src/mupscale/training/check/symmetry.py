@@ -20,7 +20,7 @@ from ...plans.plan import Plan
 from ...runs.run import Run
 from ...tensors.collapse import collapse
 from ...tensors.devices import exact
-from ...tensors.expand import compute_dtype, expand
+from ...tensors.expand import compute_dtype, expand, expand_
 from ...tensors.making import Making
 
 
@@ -134,14 +134,11 @@ def noise_shares(base: Run, wide: Run) -> dict[str, NoiseShare]:
             continue
         entry = wide.plan[name]
         found = exact(stored.detach())
-        if entry.sources:
-            want = expand(exact(entry.source(tensors)), entry.making()).to(found.device)
-        else:
-            want = entry.making().fill_(torch.empty_like(found))
-        places = entry.axes, [0] * stored.dim(), stored.shape
-        delta = asked[0].slice(*places, want)
-        for drawn in asked[1:]:
-            delta += drawn.slice(*places, want)
+        source = exact(entry.source(tensors)).to(found.device) if entry.sources else None
+        want = expand_(torch.empty_like(found), source, entry.making())
+        delta = torch.zeros_like(want)
+        for drawn in asked:
+            delta += expand_(torch.empty_like(found), source, entry.making(drawn)) - want
         size = float(torch.linalg.vector_norm(delta))
         arrived = float(torch.linalg.vector_norm(found - want - delta))
         # New weights are zero: all of them is noise.

@@ -1,4 +1,4 @@
 """Learning rates and schedules through growth.
 
-Imports units beside it and optimizers.
+Imports units next to it and optimizers.
 """

@@ -1,6 +1,6 @@
 """A new schedule for a run whose schedule has ended: warm-up to a peak, and decay to zero.
 
-Knows: what ended schedulers leave behind in the groups of an optimizer, and how a new one starts or a saved one goes on.
+Knows: what ended schedulers leave behind in the groups of an optimizer, and how a new one starts or a saved one continues.
 Does not know: trainers; their callbacks ask here.
 """
 
@@ -123,7 +123,7 @@ def state_of(scheduler: Any) -> dict[str, Any]:
 
 
 def loaded(optimizer: Optimizer, state: Mapping[str, Any]) -> LambdaLR:
-    """The scheduler that goes on from a state dict in which there are schedules, at the rate it stands at."""
+    """The scheduler that continues from a state dict in which there are schedules, at the rate it stands at."""
     scheduler = LambdaLR(optimizer, list(saved_schedules(state)))
     scheduler.load_state_dict(dict(state))
     for group, rate, first in zip(

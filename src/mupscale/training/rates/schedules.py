@@ -1,4 +1,4 @@
-"""A learning rate schedule over a budget of FLOPs or tokens, which goes on through growth.
+"""A learning rate schedule over a budget of FLOPs or tokens, which continues through growth.
 
 Knows: what a step costs in each stage, and how the rate depends on the share of the budget that is spent. Does not
 know: how a run grows; `grow` and `upscale` carry the scheduler and begin a stage.
@@ -143,7 +143,7 @@ class GrowthSchedule:
                     f"grow at step {last}, or leave that stage out of later=",
                 )
             )
-        raise_faults("this schedule cannot go on", faults)
+        raise_faults("this schedule cannot continue", faults)
         if step_cost == cost:
             return self
         share = self.spent(step)

@@ -53,9 +53,8 @@ def models_of(axis: Axis) -> Tensor:
     for segment in axis.segments:
         index = torch.zeros(1, dtype=torch.int64, device="cpu")
         for factor in segment:
-            digit, live = torch.arange(factor.wide, device="cpu"), int(factor.live)
             # Zeros count k to a unit, as copies do, so that "2+1 * 3x2" and its normal form "6x2+6" agree.
-            unit = torch.where(digit < live, digit, digit - live) // int(factor.k) % factor.size
+            unit = torch.arange(factor.wide, device="cpu") // int(factor.k) % factor.size
             index = (index[:, None] * factor.size + unit).flatten()
         parts.append(index + offset)
         offset += prod(factor.size for factor in segment)
