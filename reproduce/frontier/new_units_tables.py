@@ -72,9 +72,9 @@ def mean_ranks(books: Sequence[Book]) -> dict[str, float] | None:
 
 
 def chosen(books: Sequence[Book]) -> str | None:
-    """The readers with the lowest mean rank."""
+    """The readers with the lowest mean rank; copied ones, as `NewUnits` has them, where both are equal."""
     told = mean_ranks(books)
-    return None if told is None else min(told, key=told.__getitem__)
+    return None if told is None else min(reversed(told), key=told.__getitem__)
 
 
 def kept_over_empty(book: Book) -> dict[tuple[str, float], tuple[float, ...]]:
@@ -134,7 +134,8 @@ def summary(books: Sequence[Book]) -> Iterator[str]:
             yield f"Mean rank, {book.name}: {_listed(told)}."
     both = mean_ranks(books)
     if both is not None:
-        yield f"Mean rank over the studies: {_listed(both)}; {chosen(books)} are lower or equal."
+        verdict = "they tie" if len(set(both.values())) == 1 else f"{chosen(books)} are lower"
+        yield f"Mean rank over the studies: {_listed(both)}; {verdict}."
     for book in books:
         for (name, extra), values in kept_over_empty(book).items():
             how = "minus" if book.nats else "over"

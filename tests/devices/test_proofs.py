@@ -99,7 +99,7 @@ MODELS = {
     "tied": (lambda n: Tied(n, nn.LayerNorm), 8, 16, {}),
     "one more": (lambda n: Tied(n, OneMore), 8, 16, {}),
     "deeper": (Blocks, 2, 3, {"order": {"blocks": [0, None, 1]}}),
-    "padded": (rms, 16, 24, {"pad": True}),
+    "padded": (rms, 16, 24, {"by": "padded"}),
 }
 
 

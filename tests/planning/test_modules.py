@@ -304,7 +304,7 @@ def test_layouts_that_neighbours_share_are_never_wrong_in_silence(name):
 def test_gates_are_padded_each_or_refused(kind):
     """The rows of a cell are gate after gate: zeros at the very end would shift every gate but the first."""
     around = Cell if issubclass(kind, nn.modules.rnn.RNNCellBase) else Recurrent
-    case = Case(partial(around, kind), 4, 6, SEQUENCES, "", {"pad": True})
+    case = Case(partial(around, kind), 4, 6, SEQUENCES, "", {"by": "padded"})
     try:
         plan = inferred(case)
     except mu.MupscaleError:

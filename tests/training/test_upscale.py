@@ -12,6 +12,7 @@ from harness.closeness import EXACT, assert_same_model
 from harness.draws import data, seeded
 from harness.exactness import precise_muon, prepare_worker, warm_base
 from harness.models import CASES, Case
+from harness.refusals import refusal
 from harness.runs import drift
 from harness.runs import train as take
 from harness.setups import SETUPS, Setup
@@ -176,3 +177,69 @@ def test_a_model_trained_without_mup_is_its_own_reference():
     assert drift(run, grown, loss, 10, output) <= EXACT
     noisy = mu.upscale(trained(), lambda: net(64), mu.MupNoise(0.3))
     assert_sizes(noise_of(trained(), noisy), sizes(0.3, 16))
+
+
+def plain(n):
+    return nn.Sequential(nn.Linear(3, n), nn.GELU(), nn.Linear(n, 1))
+
+
+def centred(n):
+    return nn.Sequential(
+        nn.Linear(3, n), nn.LayerNorm(n), nn.Linear(n, 4 * n), nn.GELU(), nn.Linear(4 * n, 1)
+    )
+
+
+def grouped(n):
+    layers = nn.Conv1d(1, n, 3), nn.GroupNorm(n // 2, n), nn.ReLU(), nn.Flatten(), nn.Linear(n, 1)
+    return nn.Sequential(nn.Unflatten(1, (1, 3)), *layers)
+
+
+def leaking(n):
+    return nn.Sequential(nn.Linear(3, n), nn.Sigmoid(), nn.Linear(n, 1))
+
+
+BY_UNITS = {
+    "twice": (plain, 8, {"4+4"}),
+    "half as much again": (plain, 6, {"4+2"}),
+    "a stream that LayerNorm centres": (centred, 8, {"4x2", "16+16"}),
+    "new groups": (grouped, 8, {"4+4"}),
+    "an activation with f(0) = 1/2": (leaking, 8, {"4x2"}),
+}
+
+
+@pytest.mark.parametrize("case", BY_UNITS)
+def test_upscale_without_options_does_not_change_the_loss(case):
+    make, width, ways = BY_UNITS[case]
+    torch.manual_seed(0)
+    x, base = torch.randn(16, 3, dtype=torch.float64), make(4).double()
+
+    def loss(model):
+        return (model(x) - 1).square().mean()
+
+    run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))
+    wide = mu.upscale(run, lambda: make(width), loss=loss)
+    torch.testing.assert_close(loss(wide.model), loss(base), rtol=1e-12, atol=0)
+    assert wide.plan is not None
+    axes = [axis for entry in wide.plan.tensors.values() for axis in entry.axes if axis.grows]
+    assert {str(axis).partition(": ")[2] for axis in axes} == ways
+    for _ in range(2):
+        wide.optimizer.zero_grad()
+        loss(wide.model).backward()
+        wide.optimizer.step()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in wide.model.parameters())
+    back = mu.narrow(mu.grow(run, lambda: make(width), by="units", loss=loss), lambda: make(4))
+    assert all(torch.equal(a, b) for a, b in zip(back.model.parameters(), base.parameters(), strict=True))
+
+
+def test_noise_means_copies_and_an_unknown_way_is_refused():
+    base = plain(4)
+
+    def copies(*noise, **options):
+        plan = mu.upscale(base, lambda: plain(8), *noise, **options).plan
+        assert plan is not None
+        return plan["0.weight"].change.c
+
+    assert (copies(mu.SignalNoise(0.1)), copies(mu.NewUnits("random"))) == (2, 1)
+    assert copies(mu.NewUnits(), by="copies") == 2
+    refusal(lambda: copies(by="halves"), "argument.unknown_way")
+    refusal(lambda: copies(by="copies"), "noise.needs_loss")

@@ -8,7 +8,6 @@ gradient identity decides. A plan that passes is exact for these models; one tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -174,9 +173,10 @@ def find_plan(
         sizes = ways.copied | error.sizes
         # Where no space shows that zeros do not pass through it, all of them grow by copies.
         again = Ways("units", sizes) if sizes != ways.copied else COPIES
-        with suppress(MupscaleError if again is COPIES else ()):
+        try:
             return find_plan(base, wide, loss, declared, again, seconds, both_modes)
-        raise
+        except MupscaleError as later:
+            raise (error if again is COPIES else later) from None
 
 
 def _found(
