@@ -44,7 +44,7 @@ class Setup:
     def accepts(self, case: Case) -> bool:
         if self.optimizer is NanochatMuonAdamW and not _one_shorter_side(case):
             return False
-        return self.sparse == case.sparse and (self.padding or not case.by == "padded")
+        return self.sparse == case.sparse and (self.padding or case.by != "padded")
 
     def build(self, model: nn.Module) -> list[optim.Optimizer]:
         """The optimizers of a model: this one, or Muon for its matrices and AdamW for the rest."""

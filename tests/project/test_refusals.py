@@ -16,7 +16,6 @@ CARRIED = {
     ("families/grown.py", "code"),
     ("families/into.py", "code"),
     ("families/process.py", "*fault"),
-    ("optimizers/schedulers.py", "code"),
     ("sharded/agreement.py", "*fault"),
 }
 """Codes that stand elsewhere next to their words, in a table or in what another process said."""

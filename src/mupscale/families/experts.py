@@ -31,9 +31,8 @@ from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
 from ..plans.wide_model import fill_model_
-from ..proofs.identity import GRADIENT_TOLERANCE, Loss, compare_gradients, gradients
+from ..proofs.identity import GRADIENT_TOLERANCE, Loss, compared
 from ..rules.axes import Axis
-from ..tensors.differences import loss_gap
 from ..tensors.random_states import forked
 from .depth import wake_new_
 from .goal import Goal
@@ -186,13 +185,11 @@ def try_experts(small: Config, cls: Any, mixture: Mixture) -> float:
 
 def _check_asleep(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> float:
     """The worst gradient error; raises unless the loss is the base's, and no gradient reaches what is new."""
-    before, base_grads = gradients(base, loss)
-    after, wide_grads = gradients(wide, loss)
-    gap = loss_gap(float(before), float(after))
-    if not gap <= GRADIENT_TOLERANCE:
-        what = f"the loss differs by {gap:.1e} in the class with experts: it computes something else"
+    found = compared(base, wide, plan, loss)
+    if not found.agrees:
+        what = f"the loss differs by {found.gap:.1e} in the class with experts: it computes something else"
         raise_faults(_CLAIM, [Fault("experts.loss_differs", type(wide).__name__, what)])
-    errors = compare_gradients(base_grads, wide_grads, plan).errors
+    errors = found.identity.errors
     wrong = [name for name, error in errors.items() if not error <= GRADIENT_TOLERANCE]
     awake = [name for name in wrong if plan[name].new]
     faults = [
@@ -210,14 +207,12 @@ def _check_asleep(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> f
 
 def _check_woken(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> None:
     """Raise unless the woken model has the base's loss, and gradients reach the downs of its experts."""
-    before, _ = gradients(base, loss)
-    after, grads = gradients(wide, loss)
-    jump = loss_gap(float(before), float(after))
-    if not jump <= GRADIENT_TOLERANCE:
-        what = f"waking experts changes the loss by {jump:.1e}, expected 0"
+    found = compared(base, wide, plan, loss)
+    if not found.agrees:
+        what = f"waking experts changes the loss by {found.gap:.1e}, expected 0"
         raise_faults(_CLAIM, [Fault("experts.waking_changes_loss", type(wide).__name__, what)])
     quiet = [name for name, entry in plan.tensors.items() if entry.quiet]
-    asleep = [name for name in quiet if (grad := grads[name]) is None or not grad.any()]
+    asleep = [name for name in quiet if (grad := found.wide.grads[name]) is None or not grad.any()]
     raise_faults(
         _CLAIM,
         [

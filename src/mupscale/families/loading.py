@@ -23,8 +23,7 @@ from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..plans.rows import old_words
 from ..plans.wide_model import fill_model_
-from ..proofs.identity import Loss, compare_gradients, gradients
-from ..tensors.differences import loss_gap
+from ..proofs.identity import Loss, compared
 from ..training.grow.auto_noise import AutoNoise, choose_noise
 from ..training.grow.loss_rise import measured
 from .losses import batch_for, loss_for
@@ -129,11 +128,9 @@ def _compare(request: Mapping[str, Any]) -> dict[str, Any]:
     wide, _ = _load(request["wide"], torch.float64, request["classes"][1])
     with lifted_casts():
         loss = loss_for(base, wide, batch_for(base, config), old_words(plan))
-        value, base_grads = gradients(base, loss)
-        found, wide_grads = gradients(wide, loss)
-    identity = compare_gradients(base_grads, wide_grads, plan)
-    gap = loss_gap(float(value), float(found))
-    return {"gap": gap, "errors": identity.errors, "untested": list(identity.untested)}
+        found = compared(base, wide, plan, loss)
+    identity = found.identity
+    return {"gap": found.gap, "errors": identity.errors, "untested": list(identity.untested)}
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:

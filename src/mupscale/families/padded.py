@@ -19,8 +19,7 @@ from ..planning.facts.padded_norms import centred_fault, subtracts_mean
 from ..planning.search.search import Found
 from ..plans.direction import Direction
 from ..plans.wide_model import fill_model_
-from ..proofs.identity import GRADIENT_TOLERANCE, compare_gradients, gradients
-from ..tensors.differences import loss_gap
+from ..proofs.identity import GRADIENT_TOLERANCE, compared
 from ..tensors.random_states import forked
 from .export import wide_of
 from .goal import Goal
@@ -56,11 +55,8 @@ def try_other_size(found: Found, small: Config, goal: Goal, cls: Any) -> float:
     fill_model_(other, base, Direction(plan), in_place=True)
     with lifted_casts():
         loss = loss_for(base, other, batch_for(base, small))
-        before, base_grads = gradients(base, loss)
-        after, wide_grads = gradients(other, loss)
-        errors = compare_gradients(base_grads, wide_grads, plan).errors
-    gap = loss_gap(float(before), float(after))
-    name, worst = max(errors.items(), key=lambda pair: pair[1])
+        measured = compared(base, other, plan, loss)
+    gap, (name, worst) = measured.gap, measured.identity.worst
     if not max(gap, worst) <= GRADIENT_TOLERANCE:
         what = f"exact at one share of zeros and off by {max(gap, worst):.1e} at another: its fold depends on the size"
         raise_faults(

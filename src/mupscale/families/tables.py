@@ -23,8 +23,7 @@ from ..plans.plan import Plan
 from ..plans.rows import old_words, row_plan
 from ..plans.tensor_plan import Rows
 from ..plans.wide_model import fill_model_
-from ..proofs.identity import GRADIENT_TOLERANCE, compare_gradients, gradients
-from ..tensors.differences import loss_gap
+from ..proofs.identity import GRADIENT_TOLERANCE, compared
 from ..tensors.random_states import forked
 from .configs import Path, nested_configs, with_edits
 from .losses import batch_for, loss_for
@@ -215,11 +214,8 @@ def try_more(small: Config, full: list[More], cls: Any) -> float:
     fill_model_(other, base, Direction(plan), in_place=True)
     with lifted_casts():
         loss = loss_for(base, other, batch_for(base, small), old_words(plan))
-        before, base_grads = gradients(base, loss)
-        after, grads = gradients(other, loss)
-        errors = compare_gradients(base_grads, grads, plan).errors
-    gap = loss_gap(float(before), float(after))
-    name, worst = max(errors.items(), key=lambda pair: pair[1])
+        measured = compared(base, other, plan, loss)
+    gap, (name, worst) = measured.gap, measured.identity.worst
     if not max(gap, worst) <= GRADIENT_TOLERANCE:
         kinds = " and ".join(each.rows for each in more)
         what = f"with more {kinds} the loss over the base's words is off by {gap:.1e}, and its gradient by {worst:.1e}"

@@ -85,17 +85,10 @@ class _StaysOnMeta(TorchFunctionMode):
         moved = args[0] if args and getattr(func, "__name__", "") in self.moves else None
         if not isinstance(moved, nn.Parameter) or not moved.is_meta:
             return func(*args, **kwargs)
-        given = [*args[1:], *kwargs.values()]
-        dtypes = [
-            g if isinstance(g, torch.dtype) else g.dtype
-            for g in given
-            if isinstance(g, (torch.dtype, Tensor))
-        ]
-        layouts = [g for g in given if isinstance(g, torch.memory_format)]
-        return moved.to(
-            dtype=dtypes[0] if dtypes else moved.dtype,
-            memory_format=layouts[0] if layouts else torch.preserve_format,
-        )
+        given = [g.dtype if isinstance(g, Tensor) else g for g in (*args[1:], *kwargs.values())]
+        dtype = next((g for g in given if isinstance(g, torch.dtype)), moved.dtype)
+        layout = next((g for g in given if isinstance(g, torch.memory_format)), torch.preserve_format)
+        return moved.to(dtype=dtype, memory_format=layout)
 
 
 @contextmanager
@@ -147,17 +140,12 @@ def _lacks_values(model: nn.Module, known: _Known) -> bool:
     lost = [p for m in hidden for p in m.parameters() if p.is_meta and id(p) not in parameters]
     if any(p.requires_grad for p in lost):
         names = ", ".join(sorted({type(m).__name__ for m in hidden}))
-        raise_faults(
-            "this model has modules that torch does not see",
-            [
-                Fault(
-                    "factory.hidden_modules",
-                    names,
-                    "in a plain list, tuple or dict: no optimizer trains their parameters, and no checkpoint has them",
-                    "use nn.ModuleList or nn.ModuleDict, or freeze them with requires_grad_(False)",
-                )
-            ],
+        what = (
+            "in a plain list, tuple or dict: no optimizer trains their parameters, and no checkpoint has them"
         )
+        remedy = "use nn.ModuleList or nn.ModuleDict, or freeze them with requires_grad_(False)"
+        fault = Fault("factory.hidden_modules", names, what, remedy)
+        raise_faults("this model has modules that torch does not see", [fault])
     tensors = [t for t in (*model.buffers(), *others) if isinstance(t, Tensor) and id(t) not in parameters]
     return bool(lost) or any(t.is_meta for t in tensors)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..tensors.nested import tensors_in
+from ..tensors.nested import replaced_in, tensors_in
 from ..tensors.random_states import forked
 from .names import module_paths, unique_tensors
 
@@ -69,7 +70,7 @@ class Call:
         """
         swap = {id(old): inputs.get(i, old) for i, old in enumerate(self.inputs)}
         copied = {key: t.detach().clone() for key, t in swap.items()}
-        args, kwargs = _replaced(self.args, copied), _replaced(self.kwargs, copied)
+        args, kwargs = replaced_in((self.args, self.kwargs), lambda part: copied.get(id(part), part))
         with torch.no_grad(), forked(*self.inputs):
             found = self.func(*args, **kwargs)
         if self.name == "__setitem__":
@@ -189,16 +190,6 @@ def _name(func: Callable[..., Any]) -> str:
     return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else name
 
 
-def _replaced(value: Any, swap: dict[int, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return swap.get(id(value), value)
-    if isinstance(value, dict):
-        return {key: _replaced(part, swap) for key, part in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_replaced(part, swap) for part in value)
-    return value
-
-
 def _line() -> str:
     """The innermost line of code outside torch and this package."""
     for frame in callers():
@@ -222,7 +213,5 @@ def callers() -> Iterator[FrameType]:
 
 def calling_module() -> str:
     """The module whose code called the torch function that a mode is handling."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name == "__torch_function__":
-        frame = frame.f_back
+    frame = next(islice(callers(), 1, None), None)  # behind this function itself
     return frame.f_globals.get("__name__", "") if frame is not None else ""

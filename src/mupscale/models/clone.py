@@ -192,9 +192,8 @@ def function_of(hook: Any) -> Any:
 def _parts(value: Any, world: Any) -> Iterator[Any]:
     """What a function, a container or an object holds; of functions with the globals `world`, those that they name."""
     if isinstance(value, FunctionType):
-        yield from (value.__defaults__, value.__kwdefaults__)
+        yield from (value.__defaults__, value.__kwdefaults__, *closed_over(value))
         yield from named_globals(value).values() if value.__globals__ is world else ()
-        yield from (cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell))
     elif isinstance(value, (MethodType, BuiltinMethodType)):
         yield from (value.__self__, getattr(value, "__func__", None))
     elif isinstance(value, partial):
@@ -321,18 +320,17 @@ class _Binder:
             return True
         if isinstance(value, (nn.Module, Tensor)):
             return self.twins
-        if isinstance(value, FunctionType):
-            inside = [c.cell_contents for c in value.__closure__ or () if not _is_empty(c)]
-            inside += [value.__defaults__, value.__kwdefaults__]
-        elif isinstance(value, MethodType):
-            inside = [value.__self__, value.__func__]
-        elif isinstance(value, partial):
-            inside = [value.func, value.args, value.keywords]
-        elif type(value) in (list, tuple):
-            inside = list(value)
-        else:
-            inside = list(value.values()) if type(value) is dict else []
-        return any(self._reaches(part, seen) for part in inside)
+        followed = isinstance(value, (FunctionType, MethodType, partial)) or type(value) in (
+            list,
+            tuple,
+            dict,
+        )
+        return followed and any(self._reaches(part, seen) for part in _parts(value, None))
+
+
+def closed_over(function: FunctionType) -> list[Any]:
+    """What a function holds of the functions around it."""
+    return [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
 
 
 def _is_empty(cell: CellType) -> bool:

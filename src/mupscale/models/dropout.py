@@ -38,19 +38,15 @@ class without_dropout(TorchFunctionMode):  # noqa: N801 - a context manager, use
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     >>> with without_dropout(model) as observed:
     ...     same = torch.equal(model(torch.ones(1, 2)), model[0](torch.ones(1, 2)))
-    >>> same, observed.dropout
-    (True, ('1',))
+    >>> same, list(observed.dropout)
+    (True, ['1'])
     """
 
     def __init__(self, *models: nn.Module) -> None:
         super().__init__()
         self._paths = {id(module): path for model in models for path, module in module_paths(model)}
-        self._met: dict[str, None] = {}
-
-    @property
-    def dropout(self) -> tuple[str, ...]:
+        self.dropout: dict[str, None] = {}
         """Paths of dropout modules, and "a functional dropout in <path>" for dropout in a module's own code."""
-        return tuple(self._met)
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -97,9 +93,9 @@ class without_dropout(TorchFunctionMode):  # noqa: N801 - a context manager, use
             if isinstance(owner, nn.Module) and id(owner) in self._paths:
                 path = self._paths[id(owner)] or "the model"
                 stock = type(owner).__module__.startswith("torch.nn.modules")
-                self._met[path if stock else f"a functional dropout in {path}"] = None
+                self.dropout[path if stock else f"a functional dropout in {path}"] = None
                 return
-        self._met["a functional dropout outside the model"] = None
+        self.dropout["a functional dropout outside the model"] = None
 
 
 def dropout_needs(places: Iterable[str]) -> frozenset[Need]:

@@ -7,7 +7,9 @@ the forward; the loss that the model is trained with is not tested.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from math import sqrt
+from operator import add
 from typing import Any
 
 import torch
@@ -60,16 +62,14 @@ class Projection:
             self.shapes = shapes
         raise_faults("the outputs of the two models have different shapes", _different(self.shapes, shapes))
         generator = torch.Generator().manual_seed(0)
-        total: Tensor | None = None
+        parts = []
         for tensor in found:
             real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
             weights = torch.randn(real.shape, generator=generator, dtype=torch.float64, device="cpu")
             # Divided by the root of their number, so that the sum is about as large as one entry.
             weights = weights.to(real.device, real.dtype) / sqrt(max(1, real.numel()))
-            part = (real * weights).sum()
-            total = part if total is None else total + part
-        assert total is not None
-        return total
+            parts.append((real * weights).sum())
+        return reduce(add, parts)
 
 
 def _different(base: list[tuple[int, ...]], wide: list[tuple[int, ...]]) -> list[Fault]:
@@ -77,13 +77,9 @@ def _different(base: list[tuple[int, ...]], wide: list[tuple[int, ...]]) -> list
     if len(base) != len(wide):
         what = f"{len(base)} tensors in the base, {len(wide)} in the wide model"
         return [Fault("model.other_number_of_outputs", "outputs", what, remedy)]
+    why = "an axis of the output grows, so outputs do not show what is trained"
     return [
-        Fault(
-            "model.output_grows",
-            f"output {i}",
-            f"{a} in the base, {b} in the wide model: an axis of the output grows, so outputs do not show what is trained",
-            remedy,
-        )
+        Fault("model.output_grows", f"output {i}", f"{a} in the base, {b} in the wide model: {why}", remedy)
         for i, (a, b) in enumerate(zip(base, wide, strict=True))
         if a != b
     ]
@@ -91,12 +87,8 @@ def _different(base: list[tuple[int, ...]], wide: list[tuple[int, ...]]) -> list
 
 def refuse_unreached(unreached: tuple[str, ...], growing: set[str]) -> None:
     """Raise if a growing tensor gets no gradient from the outputs: then they do not test it."""
-    names = [name for name in unreached if strip_wrappers(name) in growing]
+    patterns = dict.fromkeys(pattern_of(name) for name in unreached if strip_wrappers(name) in growing)
     what = "it grows and the outputs give it no gradient, so nothing tests it"
-    raise_faults(
-        "example inputs do not reach every tensor",
-        [
-            Fault("proof.tensor_not_reached", pattern, what, "pass loss=, the loss that it is trained with")
-            for pattern in dict.fromkeys(map(pattern_of, names))
-        ],
-    )
+    remedy = "pass loss=, the loss that it is trained with"
+    faults = [Fault("proof.tensor_not_reached", pattern, what, remedy) for pattern in patterns]
+    raise_faults("example inputs do not reach every tensor", faults)

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import MupscaleError
 from ..tensors.devices import default_device, has_float64
+from ..tensors.nested import replaced_in, tensors_in
 from .calls import calling_module
 from .clone import copied, rebind_
 from .device_map import refuse_other_device_map
@@ -31,9 +32,6 @@ _WIDER: dict[Any, Any] = {
     torch.complex64: torch.complex128,
     torch.FloatTensor: torch.DoubleTensor,
     "torch.FloatTensor": "torch.DoubleTensor",
-}
-_LIFTED: dict[Any, Callable[[Tensor], Tensor]] = {
-    torch.Tensor.float: torch.Tensor.double,
 }
 _WHOLE = {torch.float64, torch.complex128}
 _OWN_DTYPES = ("torch.optim.", "torch.amp.")
@@ -79,13 +77,10 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
         self._default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         # A compiled model would be compiled again for this context, at a cost of seconds: it runs as written.
-        compiles = "torch._dynamo" in sys.modules
-        if compiles:
+        if "torch._dynamo" in sys.modules:
             self._inside.enter_context(torch.compiler.set_stance("force_eager"))
-        if self._left is not None:
-            self._inside.enter_context(
-                torch.device("cpu")
-            )  # before the default device, which may be that one
+        if self._left is not None:  # before the default device, which may be that one
+            self._inside.enter_context(torch.device("cpu"))
         self._inside.enter_context(self._in_backward())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -130,8 +125,8 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
         name = getattr(func, "__name__", "")
         if self._left is not None and name not in _KEEP_PLACES and not name.startswith("_foreach"):
             args, named = _together(name, tuple(args), named, self._left)
-        if func in _LIFTED:
-            return _LIFTED[func](args[0])
+        if func is torch.Tensor.float:
+            return args[0].double()
         args = tuple(_wider(a) for a in args)
         named = {key: _wider(value) for key, value in named.items()}
         if name in _KEEP_OPERANDS or name.startswith("_foreach"):
@@ -141,14 +136,13 @@ class lifted_casts(TorchFunctionMode):  # noqa: N801 - a context manager, used l
             # What is assigned may itself be what makes a tensor float64: x.data = x.data.double().
             narrow = name == "__set__" and isinstance(target, Tensor) and target.dtype not in _WHOLE
             if isinstance(target, Tensor) and not _is_exact(target) and not narrow:
-                args = (target, *(_cast(a, target.dtype) for a in args[1:]))
-                named = {key: _cast(value, target.dtype) for key, value in named.items()}
+                rest, named = _cast((args[1:], named), target.dtype)
+                args = (target, *rest)
             return func(*args, **named)
         out = named.pop("out", None)
-        found = {t.dtype for t in _tensors((args, tuple(named.values()))) if not _is_exact(t)}
+        found = {t.dtype for t in tensors_in((args, named)) if not _is_exact(t)}
         if len(found) > 1 and found & _WHOLE:
-            args = _cast(args, torch.float64)
-            named = {key: _cast(value, torch.float64) for key, value in named.items()}
+            args, named = _cast((args, named), torch.float64)
         return func(*args, **named) if out is None else func(*args, **named, out=out)
 
 
@@ -166,21 +160,19 @@ def _together(
     return moved
 
 
-def _moved(value: Any, left: str, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """A value whose tensors are on `device`, and which names it where it named one of the type that is left."""
-    if isinstance(value, Tensor):
-        if value.device.type not in (left, "cpu") or value.device == device:
-            return value
-        return (value if dtype is None else _cast(value, dtype)).to(device)
-    if isinstance(value, torch.device):
-        return device if value.type == left else value
-    if isinstance(value, str):
-        return str(device) if value.partition(":")[0] == left else value
-    if type(value) in (list, tuple):
-        return type(value)(_moved(part, left, device, dtype) for part in value)
-    if type(value) is dict:
-        return {key: _moved(part, left, device, dtype) for key, part in value.items()}
-    return value
+def _moved(values: Any, left: str, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Values whose tensors are on `device`, and which name it where they named one of the type that is left."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if value.device.type not in (left, "cpu") or value.device == device:
+                return value
+            return (value if dtype is None else _cast(value, dtype)).to(device)
+        if isinstance(value, torch.device):
+            return device if value.type == left else value
+        return str(device) if isinstance(value, str) and value.partition(":")[0] == left else value
+
+    return replaced_in(values, moved)
 
 
 def _wider(value: Any) -> Any:
@@ -196,23 +188,15 @@ def _is_exact(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif type(value) in (list, tuple):
-        for part in value:
-            yield from _tensors(part)
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    """Values whose real tensors have this dtype and whose complex ones have the complex dtype of its precision."""
 
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """A value whose real tensors have this dtype and whose complex ones have the complex dtype of its precision."""
-    if isinstance(value, Tensor):
-        if value.is_complex():
+    def cast(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_complex():
             return value.to(torch.complex128 if dtype in _WHOLE else torch.complex64)
-        return value.to(dtype.to_real()) if value.is_floating_point() else value
-    if type(value) in (list, tuple):
-        return type(value)(_cast(part, dtype) for part in value)
-    return {k: _cast(v, dtype) for k, v in value.items()} if type(value) is dict else value
+        return value.to(dtype.to_real()) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return replaced_in(values, cast)
 
 
 def cast_inputs(model: nn.Module, dtype: torch.dtype) -> None:

@@ -2,6 +2,27 @@
 
 Reads the registry; states no exponent and makes no tensor. Unknown state, and settings that cannot be exact, are
 returned as faults.
+
+AdamW on two layers whose hidden width doubles. The gradient of the first layer halves, so its moments and its eps do; the
+second layer reads twice as many units, so its rate halves:
+
+>>> import torch
+>>> from torch import nn
+>>> from mupscale.optimizers.read import read_live
+>>> from mupscale.plans import plan_between
+>>> from mupscale.rules.optimizers import rule_for
+>>> make = lambda n: nn.Sequential(nn.Linear(3, n, bias=False), nn.Linear(n, 1, bias=False))
+>>> model, direction = make(2), Direction(plan_between(make, 2, 4))
+>>> adamw = torch.optim.AdamW(model.parameters(), lr=0.1, eps=1e-8)
+>>> _ = model(torch.ones(1, 3)).backward(), adamw.step()
+>>> start, _ = read_live(adamw, model, direction, rule_for(type(adamw)))
+>>> carried, faults = carry_optimizer(start, direction)
+>>> [(group.names, group.settings["lr"], group.settings["eps"]) for group in carried.groups]
+[(('0.weight',), 0.1, 5e-09), (('1.weight',), 0.05, 1e-08)]
+>>> [str(carried.state[name]["exp_avg_sq"].making.scale) for name in ("0.weight", "1.weight")]
+['1/4', '1']
+>>> made(carried, direction).state["1.weight"]["exp_avg_sq"].shape
+torch.Size([1, 4])
 """
 
 from __future__ import annotations
@@ -14,13 +35,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import Fault, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from ..plans.block_order import in_wide_order
 from ..plans.direction import Direction
 from ..plans.tensor_plan import TensorPlan
 from ..rules.axes import Axis
 from ..rules.matrices import short_dimension
-from ..rules.optimizer_rule import OptimizerRule
 from ..rules.scale import Scale
 from ..tensors.making import Making
 from ..tensors.noise import TensorNoise
@@ -29,7 +49,10 @@ from .named import Moment, NamedGroup, NamedOptimizer
 from .quantised import Coded, folded, rounding_warning
 from .settings import by_factors, cannot_be_exact, change_of, refused_by_row, scale_setting, scaled
 
-_IN_MEMORY = "grow the run in memory with mu.grow, which rounds such blocks again and says by how much"
+_CLAIM = "this state cannot be carried"
+_SAME_SIDE = (
+    "grow rows and columns so that the same one stays shorter, or grow the weights alone with optimizers=[]"
+)
 
 
 def carry_optimizer(
@@ -97,7 +120,7 @@ def carry_states(
     groups: Iterable[NamedGroup],
     state: Mapping[str, Mapping[str, Any]],
     direction: Direction,
-    idle: Set[str] = frozenset(),
+    idle: Set[str],
 ) -> tuple[dict[str, dict[str, Any]], list[Fault]]:
     """The state of every tensor in new units; all names are those at the end, all values those at the start."""
     carried: dict[str, dict[str, Any]] = {}
@@ -111,16 +134,19 @@ def carry_states(
     return carried, faults
 
 
-def state_making(
-    group: NamedGroup, key: str, entry: TensorPlan, noise: TensorNoise | None = None
-) -> Making | str:
-    """How a state tensor of one parameter follows its units, or why it cannot.
+def _state_making(
+    group: NamedGroup, key: str, name: str, entry: TensorPlan, noise: TensorNoise | None
+) -> Making:
+    """How a state tensor of one parameter follows its units; raises where it cannot.
 
     A copy of the weight is made as the weight itself, with its noise. Moments get none.
     """
     known = group.rule.state.get(key)
     if known is None:
-        return f"its state has {key!r}, whose units the registry does not state"
+        what = f"its state has {key!r}, whose units the registry does not state"
+        raise MupscaleError(
+            _CLAIM, [Fault("state.unknown_key", name, what, "register the optimizer with this key in state=")]
+        )
     if known.copy:
         return entry.making(noise)
     axes, scale = list(entry.axes), change_of(group.rule, group.settings, entry).factor(known.units)
@@ -129,8 +155,10 @@ def state_making(
         if mean_over == "short":
             mean_over = short_dimension(entry.base_shape)
             if short_dimension(entry.wide_shape) != mean_over:
-                return f"its state {key!r} averages over the shorter dimension, which is another one in the wide model"
+                what = f"its state {key!r} averages over the shorter dimension, which is another one in the wide model"
+                raise MupscaleError(_CLAIM, [Fault("state.other_shorter_side", name, what, _SAME_SIDE)])
         scale = scale * Scale.of(axes[mean_over].filled)
+        # Of the last dimension, -1, the slice must end at None: -1 + 1 is 0.
         axes[mean_over : mean_over + 1 or None] = [] if known.dropped else [Axis.fixed(1)]
     stack = (Axis.fixed(known.stack),) if known.stack else ()
     return Making((*stack, *axes), scale)
@@ -141,63 +169,40 @@ def carry_state(
 ) -> tuple[dict[str, Any], list[Fault]]:
     """The state of one parameter in its new units: numbers and counters as copies, tensors as a `Moment` each."""
     planned, entry = direction.planned(end_name)
-    faults: list[Fault] = []
     state = folded(state)
-    if trains:
-        faults += refused_by_row(group.rule, group.settings, state, planned, entry)
+    faults = refused_by_row(group.rule, group.settings, state, planned, entry) if trains else []
     carried: dict[str, Any] = {}
     noise = direction.noise.tensor(planned) if direction.noise is not None else None
     for key, value in state.items():
-        making = state_making(group, key, entry, noise)
-        if isinstance(making, str):
-            faults.append(
-                Fault(
-                    "state.other_shorter_side" if key in group.rule.state else "state.unknown_key",
-                    planned,
-                    making,
-                    _remedy(group.rule, key),
-                )
-            )
-            continue
-        shape = tuple(getattr(value, "shape", ()))
-        expected = making.wide_shape if direction.back else making.base_shape
-        if isinstance(value, Joined):
-            if (why := value.why_not(expected)) is not None:
-                remedy = "grow the weights alone, and start its state afresh"
-                faults.append(
-                    Fault(
-                        "state.cannot_be_joined",
-                        planned,
-                        f"its state {key!r} cannot be joined: {why}",
-                        remedy,
-                    )
-                )
-                continue
-            value = value if shape else value.number()
-            making = replace(making, join=entry.join)
-        if not shape:
-            number = value.detach().clone() if isinstance(value, Tensor) else value
-            carried[key] = scale_setting(number, making.scale, direction.back)
-        elif shape != expected:
-            what = f"its state {key!r} has shape {shape}, expected {expected}"
-            faults.append(
-                Fault("state.other_shape", planned, what, "pass the state of this model's own optimizer")
-            )
-        elif isinstance(value, Coded) and not isinstance(value.codes, Tensor):
-            moves = value.moves(making)
-            if isinstance(moves, str):
-                faults.append(Fault("state.blocks_not_whole", planned, moves, _IN_MEMORY))
-                continue
-            carried |= {part: Moment(*move) for part, move in moves.items()}
-        else:
-            carried[key] = Moment(value, making)
+        try:
+            making = _state_making(group, key, planned, entry, noise)
+            carried |= _moved(key, value, making, planned, entry, direction)
+        except MupscaleError as error:
+            faults += error.faults
     return carried, faults
 
 
-def _remedy(rule: OptimizerRule, key: str) -> str:
-    if key in rule.state:
-        return "grow rows and columns so that the same one stays shorter, or grow the weights alone with optimizers=[]"
-    return "register the optimizer with this key in state="
+def _moved(
+    key: str, value: Any, making: Making, name: str, entry: TensorPlan, direction: Direction
+) -> dict[str, Any]:
+    """One value of the state of a parameter in its new units, under its keys; raises if it does not have the form of one."""
+    shape = tuple(getattr(value, "shape", ()))
+    expected = making.wide_shape if direction.back else making.base_shape
+    if isinstance(value, Joined):
+        raise_faults(_CLAIM, value.faults(expected, name, key))
+        value = value if shape else value.number()
+        making = replace(making, join=entry.join)
+    if not shape:
+        number = value.detach().clone() if isinstance(value, Tensor) else value
+        return {key: scale_setting(number, making.scale, direction.back)}
+    if shape != expected:
+        what = f"its state {key!r} has shape {shape}, expected {expected}"
+        raise MupscaleError(
+            _CLAIM, [Fault("state.other_shape", name, what, "pass the state of this model's own optimizer")]
+        )
+    if isinstance(value, Coded) and not isinstance(value.codes, Tensor):
+        return {part: Moment(*move) for part, move in value.moves(making, name).items()}
+    return {key: Moment(value, making)}
 
 
 def made(carried: NamedOptimizer, direction: Direction) -> NamedOptimizer:
@@ -212,13 +217,10 @@ def made(carried: NamedOptimizer, direction: Direction) -> NamedOptimizer:
             values, scales = (direction.made(part, value.making) for part in value.source.read())
             coded, rounded[f"{name}: {key}"] = value.source.write(values, scales)
             state[name] |= coded
+        elif isinstance(value, Moment):
+            state[name][key] = direction.made(value.making.source(sources_of(value.source)), value.making)
         else:
-            moment = isinstance(value, Moment)
-            state[name][key] = (
-                direction.made(value.making.source(sources_of(value.source)), value.making)
-                if moment
-                else value
-            )
+            state[name][key] = value
     if rounded:
         warnings.warn(rounding_warning(carried.label, rounded), stacklevel=3)
     return replace(carried, state=state, rounded=rounded)

@@ -13,6 +13,7 @@ from ..tensors.making import Join
 from .named import NamedOptimizer
 from .quantised import Coded
 
+_AFRESH = "take the weights alone, without optimizers, and start its state afresh"
 _ALIKE = "group and train its sources alike, or grow the weights alone"
 
 
@@ -44,15 +45,20 @@ class Joined:
         same = all(float(part) == float(self.parts[0]) for part in self.parts)
         return self.parts[0] if same else None
 
-    def why_not(self, expected: tuple[int, ...]) -> str | None:
-        """Why the parts do not join to a state of this shape, or None."""
+    def faults(self, expected: tuple[int, ...], name: str, key: str) -> list[Fault]:
+        """A fault if the parts, the states `key` of the sources of a tensor, do not join to a state of this shape."""
         if not self.whole:
-            return "not all of its sources have it"
-        if any(isinstance(part, Coded) for part in self.parts):
-            return "it is quantised, and blocks of codes are not joined"
-        if not self.shape:
-            return None if self.number() is not None else "it is not the same number for all of its sources"
-        return None if self.shape == expected else f"the parts join to {self.shape}, expected {expected}"
+            why = "not all of its sources have it"
+        elif any(isinstance(part, Coded) for part in self.parts):
+            why = "it is quantised, and blocks of codes are not joined"
+        elif not self.shape and self.number() is None:
+            why = "it is not the same number for all of its sources"
+        elif self.shape not in ((), expected):
+            why = f"the parts join to {self.shape}, expected {expected}"
+        else:
+            return []
+        what = f"its state {key!r} cannot be joined: {why}"
+        return [Fault("state.cannot_be_joined", name, what, _AFRESH)]
 
 
 def state_of(entry: TensorPlan, state: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:

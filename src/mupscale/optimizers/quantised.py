@@ -3,8 +3,21 @@
 Copies lie in other blocks than the entries they are copies of. A wide block that reads one scale keeps that scale and the
 codes, so it is exact. A block that reads several gets a scale of its own and is rounded again, and the rounding is measured.
 
-A base row of 256 entries is one block. Each of its copies, 512 entries, is two blocks that read this one scale. A base row
-of 100 entries ends inside a block, and a wide block that reads two rows may read two scales.
+Blocks of 4 entries, with a table of 5 values. Every block of the copied columns reads one scale, and nothing is rounded. Were
+the rows columns, each block would read two scales: its new scale is that of its largest entry, and the others move to the
+nearest value of the table, by up to a quarter of it:
+
+>>> codes, table = torch.tensor([[0, 4, 2, 3], [4, 0, 3, 3]]), torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0])
+>>> coded = Coded(codes, torch.tensor([2.0, 0.5]), table, (2, 4), 4, ("state1", "absmax1", "qmap1"))
+>>> values, scales = coded.read()
+>>> values.tolist()
+[[-2.0, 2.0, 0.0, 1.0], [0.5, -0.5, 0.25, 0.25]]
+>>> state, apart = coded.write(values.repeat_interleave(2, 1), scales.repeat_interleave(2, 1))
+>>> state["state1"][0].tolist(), state["absmax1"].tolist(), apart
+([0, 0, 4, 4, 2, 2, 3, 3], [2.0, 2.0, 0.5, 0.5], 0.0)
+>>> state, apart = coded.write(values.T, scales.T)
+>>> state["state1"].tolist(), state["absmax1"].tolist(), apart
+([[0, 3], [4, 2], [2, 3], [4, 3]], [2.0, 1.0], 0.25)
 
 Knows: how bitsandbytes and torchao keep such state. Imports neither.
 """
@@ -20,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import Fault
+from ..errors import Fault, MupscaleError
 from ..files.places import Place
 from ..rules.axes import Axis
 from ..rules.products import Factor
@@ -91,15 +104,18 @@ class Coded:
             return {self.keys[0]: self.whole(flat, kept, shape)}, apart
         return dict(zip(self.keys, (flat.reshape(shape), kept, self.table.clone()), strict=True)), apart
 
-    def moves(self, making: Making) -> dict[str, tuple[Any, Making]] | str:
-        """Key -> a part that lies in a file, and how it moves; or why it does not move without being rounded."""
+    def moves(self, making: Making, name: str) -> dict[str, tuple[Any, Making]]:
+        """Key -> a part that lies in a file, and how it moves; raises if it does not move without being rounded."""
         stack = len(self.scales.shape) - 1
         axes = making.axes[stack:]
         scales = None if any(axis.padded for axis in axes) else block_axis(axes, self.size)
         if scales is None or not isinstance(self.codes, Place):
-            return (
-                f"its state {self.keys[0]!r} has one scale for {self.size} neighbouring entries, and these blocks do not "
-                "move as wholes"
+            what = f"its state {self.keys[0]!r} has one scale for {self.size} neighbouring entries, and these blocks do not move as wholes"
+            remedy = (
+                "grow the run in memory with mu.grow, which rounds such blocks again and says by how much"
+            )
+            raise MupscaleError(
+                "this state cannot be carried", [Fault("state.blocks_not_whole", name, what, remedy)]
             )
         own = (
             Making(making.axes),

@@ -63,9 +63,8 @@ def read_live(
     orphans = sum(id(key) not in names for key in optimizer.state)
     if orphans:
         what = f"{orphans} entries of its state belong to no parameter of the model"
-        faults.append(
-            Fault("state.of_no_parameter", where, what, "remove them, or grow the run without this optimizer")
-        )
+        remedy = "remove them, or grow the run without this optimizer"
+        faults.append(Fault("state.of_no_parameter", where, what, remedy))
     idle = {names[id(p)] for group in optimizer.param_groups for p in group["params"] if not p.requires_grad}
     return NamedOptimizer(where, split, state, idle), faults
 
@@ -142,11 +141,8 @@ def _spelled(state: Mapping[str, Any], direction: Direction, names: Sequence[str
     found = {name: resolve(name, known) for name in given}
     what = f"no tensor of the plan has this name at its {direction.start} end"
     remedy = "name parameters as model.named_parameters() does, or use plan.rename"
-    faults = [
-        Fault("state.unknown_name", name, what, remedy)
-        for name, known_name in found.items()
-        if known_name is None
-    ]
+    unknown = [name for name, its in found.items() if its is None]
+    faults = [Fault("state.unknown_name", name, what, remedy) for name in unknown]
     raise_faults("the optimizer state does not belong to this plan", faults)
     return {key: direction.plan.planned(found[name] or name) for key, name in zip(keys, given, strict=True)}
 
@@ -183,15 +179,9 @@ def read_positions(
     dimensions = {name: _most_dimensions(held.get(name, {})) for name in keys}
     split, found, faults = split_all(named, held, dimensions, where)
     faults += unknown_settings(split, {key for own in settings for key in own}, where)
-    faults += [
-        Fault(
-            "state.in_no_group",
-            f"{where}, state {key!r}",
-            "it belongs to no group",
-            "remove it from the state dict",
-        )
-        for key in state.keys() - keys.values()
-    ]
+    orphans = [f"{where}, state {key!r}" for key in state.keys() - keys.values()]
+    what, remedy = "it belongs to no group", "remove it from the state dict"
+    faults += [Fault("state.in_no_group", orphan, what, remedy) for orphan in orphans]
     return NamedOptimizer(where, split, found, keys.keys() - found.keys()), faults
 
 

@@ -59,27 +59,16 @@ def _unstack_(group: NamedGroup, state: dict[str, dict[str, Any]], where: str) -
     if not group.rule.stacked or not group.names or group.names[0] not in state:
         return []
     first, many, faults = state.pop(group.names[0]), len(group.names), []
+    place = f"{where}, {group.names[0]}"
     for key, value in first.items():
         if not isinstance(value, Tensor):
             what = f"its stacked state {key!r} is not a tensor in memory"
-            faults.append(
-                Fault(
-                    "state.stack_not_in_memory",
-                    f"{where}, {group.names[0]}",
-                    what,
-                    "grow the live optimizer or its state dict",
-                )
-            )
+            remedy = "grow the live optimizer or its state dict"
+            faults.append(Fault("state.stack_not_in_memory", place, what, remedy))
         elif not value.dim() or len(value) != many:
             what = f"its stacked state {key!r} has shape {tuple(value.shape)}, expected {many} tensors in a stack"
-            faults.append(
-                Fault(
-                    "state.other_stack_length",
-                    f"{where}, {group.names[0]}",
-                    what,
-                    "pass the state of this model's own optimizer",
-                )
-            )
+            remedy = "pass the state of this model's own optimizer"
+            faults.append(Fault("state.other_stack_length", place, what, remedy))
         else:
             for name, part in zip(group.names, value, strict=True):
                 state.setdefault(name, {})[key] = part

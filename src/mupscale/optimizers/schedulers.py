@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dis import get_instructions
 from functools import partial
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -20,6 +19,7 @@ from torch.optim import lr_scheduler as torch_schedulers
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..models.class_code import of_library
+from ..models.clone import closed_over, named_globals
 from .named import NamedGroup
 
 _CARRIED = {
@@ -34,6 +34,7 @@ _REMEDY = (
     "use a LambdaLR that returns the ratio to the initial learning rate, or keep it and call "
     "mu.step_in_units_(optimizer, mu.Run(model)) before growing"
 )
+_NOT_FOLLOWED = "so it cannot follow groups whose rates scale differently"
 _LEFT_OUT = "leave it out of the run, and build it again on the wide run's optimizer"
 _ENDS = (type, ModuleType, BuiltinFunctionType, str, bytes, int, float, complex, type(None))
 """What is not followed on the way from a function to what it reads."""
@@ -111,30 +112,24 @@ def driven_by(scheduler: Any) -> Optimizer:
     return owner
 
 
-def absolute(scheduler: Any) -> tuple[str, str] | None:
-    """Why a scheduler cannot follow rates in other units, as a code and a reason, or None if it can."""
-    name, module = type(scheduler).__name__, type(scheduler).__module__
-    if module not in (torch_schedulers.__name__, swa_utils.__name__, __name__) or name not in _CARRIED:
-        return "schedule.unknown_scheduler", f"the units of what {module}.{name} holds are not known"
-    if name == "ReduceLROnPlateau" and scheduler.eps != 0:
-        return "schedule.absolute_rate", f"eps = {scheduler.eps} is an absolute learning rate"
-    inner = (absolute(s) for s in getattr(scheduler, "_schedulers", ()))
-    if (reason := next((reason for reason in inner if reason), None)) is not None:
-        return reason
-    if len(getattr(scheduler, "base_lrs", ())) not in (0, len(scheduler.optimizer.param_groups)):
-        return "schedule.group_added_later", "a group was added to its optimizer after it was made"
-    return None
-
-
-def refuse_absolute(schedulers: tuple[Any, ...]) -> list[Fault]:
-    """A fault for every scheduler that cannot follow rates in other units."""
+def refuse_absolute(schedulers: Sequence[Any]) -> list[Fault]:
+    """A fault for every scheduler that cannot follow groups whose rates scale differently."""
     faults = []
-    what = "so it cannot follow groups whose rates scale differently"
-    remedies = {"ReduceLROnPlateau": "set scheduler.eps = 0.0, so that every reduction is made"}
     for scheduler in schedulers:
-        if (found := absolute(scheduler)) is not None:
-            (code, reason), name = found, type(scheduler).__name__
-            faults.append(Fault(code, name, f"{reason}, {what}", remedies.get(name, _REMEDY)))
+        name, module = type(scheduler).__name__, type(scheduler).__module__
+        inner = refuse_absolute(getattr(scheduler, "_schedulers", ()))
+        if module not in (torch_schedulers.__name__, swa_utils.__name__, __name__) or name not in _CARRIED:
+            what = f"the units of what {module}.{name} holds are not known, {_NOT_FOLLOWED}"
+            faults.append(Fault("schedule.unknown_scheduler", name, what, _REMEDY))
+        elif name == "ReduceLROnPlateau" and scheduler.eps != 0:
+            what = f"eps = {scheduler.eps} is an absolute learning rate, {_NOT_FOLLOWED}"
+            remedy = "set scheduler.eps = 0.0, so that every reduction is made"
+            faults.append(Fault("schedule.absolute_rate", name, what, remedy))
+        elif inner:
+            faults += [inner[0]._replace(where=name)]
+        elif len(getattr(scheduler, "base_lrs", ())) not in (0, len(scheduler.optimizer.param_groups)):
+            what = f"a group was added to its optimizer after it was made, {_NOT_FOLLOWED}"
+            faults.append(Fault("schedule.group_added_later", name, what, _REMEDY))
     return faults
 
 
@@ -185,11 +180,8 @@ def _read_by(
         inside = [value.func, *value.args, *value.keywords.values()]
     elif isinstance(value, FunctionType):
         names = _names_in(value.__code__)
-        inside = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        inside += [content for cell in value.__closure__ or () for content in _contents(cell)]
-        if not of_library(value):
-            loads = (s.argval for s in get_instructions(value) if s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-            inside += [value.__globals__[name] for name in loads if name in value.__globals__]
+        inside = [value.__defaults__, *(value.__kwdefaults__ or {}).values(), *closed_over(value)]
+        inside += [] if of_library(value) else named_globals(value).values()
     elif isinstance(value, (list, tuple, set, frozenset)):
         inside = list(value)
     elif isinstance(value, dict):
@@ -209,13 +201,6 @@ def _names_in(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(texts, *inner)
 
 
-def _contents(cell: CellType) -> list[Any]:
-    try:
-        return [cell.cell_contents]
-    except ValueError:  # it is not filled yet
-        return []
-
-
 def _same_function(function: Any) -> Any:
     """The function of a LambdaLR for the wide run.
 
@@ -228,17 +213,9 @@ def _same_function(function: Any) -> Any:
         return copy.deepcopy(function)
     except TypeError as error:
         what = f"{type(function).__name__}, the function of a LambdaLR, cannot be copied: {error}"
-        raise MupscaleError(
-            "this scheduler cannot be carried",
-            [
-                Fault(
-                    "schedule.function_not_copyable",
-                    "LambdaLR",
-                    what,
-                    "write LambdaLR(optimizer, lambda step: function(step))",
-                )
-            ],
-        ) from error
+        remedy = "write LambdaLR(optimizer, lambda step: function(step))"
+        fault = Fault("schedule.function_not_copyable", "LambdaLR", what, remedy)
+        raise MupscaleError("this scheduler cannot be carried", [fault]) from error
 
 
 def carry_scheduler(scheduler: Any, optimizer: Optimizer, groups: Sequence[NamedGroup]) -> Any:

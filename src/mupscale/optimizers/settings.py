@@ -206,18 +206,15 @@ def unknown_settings(groups: Sequence[NamedGroup], own: Iterable[str], where: st
     for group in groups:
         numbers = [key for key, value in group.settings.items() if _is_number(value, whole=not listed)]
         keys |= {key for key in (*listed, *numbers) if not group.rule.known(key)}
-    what = "has no units in the registry"
-    remedies = {
-        group.rule.decay_key: "register the optimizer with decay=Decay.DECOUPLED, or with decay=Decay.COUPLED if its decay is "
-        "added to gradients"
-        for group in groups
-    }
+    decay = "register the optimizer with decay=Decay.DECOUPLED, or with decay=Decay.COUPLED if its decay is added to gradients"
+    remedies = {key: without_units(key) for key in sorted(keys)}
+    remedies |= {group.rule.decay_key: decay for group in groups if group.rule.decay_key in keys}
     return [
         Fault(
             "optimizer.unknown_setting",
             where,
-            f"its hyperparameter {key!r} {what}",
-            remedies.get(key, without_units(key)),
+            f"its hyperparameter {key!r} has no units in the registry",
+            remedy,
         )
-        for key in sorted(keys)
+        for key, remedy in remedies.items()
     ]

@@ -31,9 +31,7 @@ def write_live(named: NamedOptimizer, like: Optimizer, model: nn.Module) -> Opti
     parameters = {n: t for n, k, t in named_tensors(model) if k == "parameter"}
     accepted = inspect.signature(type(like).__init__).parameters
     settings = {k: copy.deepcopy(v) for k, v in like.defaults.items() if k in accepted}
-    built: list[dict[str, Any]] = []
-    for group in named.groups:
-        built.append({**group.settings, "params": [parameters[n] for n in group.names]})
+    built = [{**group.settings, "params": [parameters[n] for n in group.names]} for group in named.groups]
     new = _built(like, built, settings)
     for group, own in zip(named.groups, new.param_groups, strict=True):
         # Set here and not given as pairs: a class that looks at its parameters before torch does expects tensors. Some

@@ -24,17 +24,8 @@ from ..plans.direction import Direction
 from ..plans.new_blocks import NewBlocks, Order, block_plan, first_values, lists_of_blocks, order_of
 from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
-from ..proofs.identity import (
-    GRADIENT_TOLERANCE,
-    Loss,
-    compare_gradients,
-    deviation,
-    gradients,
-    keeping_buffers,
-    loss_value,
-)
+from ..proofs.identity import GRADIENT_TOLERANCE, Loss, compared, keeping_buffers, loss_value
 from ..proofs.modes import measured_modes, mode_needs
-from ..tensors.differences import loss_gap
 from ..tensors.making import Fill
 from ..tensors.random_states import forked
 
@@ -62,7 +53,7 @@ def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
         with without_dropout(*pair) as observed:
             plan = _found(*pair, name, order, values, loss)
             check_asleep(*pair, plan, loss, "order")
-            modes = measured_modes(lambda: deviation(*pair, plan, loss), loss, *pair)
+            modes = measured_modes(lambda: compared(*pair, plan, loss).deviation, loss, *pair)
             wake_(pair[1], plan)
             check_woken(*pair, plan, loss, "order")
     return replace(
@@ -180,11 +171,10 @@ def check_asleep(
     base: nn.Module, deep: nn.Module, plan: Plan, loss: Loss, where: str, remedy: str = ""
 ) -> float:
     """The worst gradient error; raises unless the deeper model has the base's loss, and no gradient reaches what is new."""
-    before, base_grads = gradients(base, loss)
-    after, deep_grads = gradients(deep, loss)
-    errors = compare_gradients(base_grads, deep_grads, plan).errors
+    found = compared(base, deep, plan, loss)
+    errors = found.identity.errors
     claim = "this model cannot grow deeper exactly"
-    if not loss_gap(float(before), float(after)) <= GRADIENT_TOLERANCE:
+    if not found.agrees:
         what = "a new block does not pass its input on, as where a norm follows the sum"
         raise_faults(claim, [Fault("depth.block_changes_output", where, what, remedy)])
     wrong = [name for name, error in errors.items() if not error <= GRADIENT_TOLERANCE]
@@ -217,19 +207,19 @@ def check_woken(
     base: nn.Module, deep: nn.Module, plan: Plan, loss: Loss, where: str, remedy: str = ""
 ) -> None:
     """Raise unless the woken model has the base's loss, and its writers have gradients, none of them far above usual."""
-    before, _ = gradients(base, loss)
-    woken, grads = gradients(deep, loss)
-    jump = loss_gap(float(before), float(woken))
-    if not jump <= GRADIENT_TOLERANCE:
-        what = f"waking a new block changes the loss by {jump:.1e}, expected 0"
+    found = compared(base, deep, plan, loss)
+    if not found.agrees:
+        what = f"waking a new block changes the loss by {found.gap:.1e}, expected 0"
         raise_faults(
             "this model cannot grow deeper", [Fault("depth.waking_changes_loss", where, what, remedy)]
         )
     faults = []
     for name, entry in plan.tensors.items():
         if entry.quiet and entry.like is not None:
-            old = grads[plan.sources[entry.like][0]]
-            size, usual = (0.0 if grad is None else float(grad.norm()) for grad in (grads[name], old))
+            old = found.wide.grads[plan.sources[entry.like][0]]
+            size, usual = (
+                0.0 if grad is None else float(grad.norm()) for grad in (found.wide.grads[name], old)
+            )
             if not 0 < size <= LOUD * usual:
                 what = f"its gradient is {size:.1e} when the block wakes, that of {entry.like} is {usual:.1e}"
                 faults.append(Fault("depth.odd_waking_gradient", name, what, remedy))

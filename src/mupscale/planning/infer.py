@@ -24,7 +24,7 @@ from ..models.kinds import KNOWN_NORMS, is_norm
 from ..models.names import pattern_of
 from ..models.need import REACHED, Need
 from ..plans.plan import Plan, Proof
-from ..proofs.identity import Loss, deviation
+from ..proofs.identity import Loss, compared
 from ..proofs.modes import measured_modes, mode_needs
 from ..rules.products import COPIES, By, Ways
 from ..rules.scale import Exact, Scale
@@ -198,7 +198,9 @@ def _found(
             found = search(made, *pair, loss, seconds)
             # The wide model holds the plan that was found: it was tried last.
             modes = (
-                measured_modes(lambda: deviation(*pair, found.plan, loss), loss, *pair) if both_modes else {}
+                measured_modes(lambda: compared(*pair, found.plan, loss).deviation, loss, *pair)
+                if both_modes
+                else {}
             )
             plan = found.plan if ways.by != "units" else cut_for_waking(found.plan, *pair, loss)
     plan = replace(plan, needs=plan.needs | observed.needs | mode_needs(modes))

@@ -52,12 +52,7 @@ _SEQUENCES = (tuple, list, set, frozenset, deque)
 _ELSEWHERE = (nn.Module, nn.Parameter, RemovableHandle)
 """What is looked at elsewhere, wherever it is held: a plan carries modules and parameters, and hooks are compared as hooks."""
 _BLOCKS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # What nn.Module keeps for itself; parameters, buffers and the training mode are carried elsewhere. transformers notes that
 # its hooks which record outputs are there, and puts them in place at the first call of a model without this note.
 CHECKPOINTING, CHECKPOINT = "gradient_checkpointing", "_gradient_checkpointing_func"
@@ -121,6 +116,8 @@ def compare_attributes(
 
 def both_values(difference: AttributeDifference) -> str:
     """An attribute that differs, in words."""
+    if isinstance(difference.base, Array) and same_form(difference.base, difference.wide):
+        return "other values in the base than in the wide model"
     values = (
         v if difference.kind == "refused" and isinstance(v, str) else _shown(v)
         for v in (difference.base, difference.wide)
@@ -447,7 +444,7 @@ def _random_state(value: Any) -> Any:
 
 def _hooks(path: str, base: nn.Module, wide: nn.Module) -> Iterator[AttributeDifference]:
     """Hooks that one of the models has more of; a hook holds code, so it is never copied."""
-    for key in _HOOKS:
+    for key in HOOKS:
         held = [vars(m).get(key) for m in (base, wide)]
         counts = [
             sum(not of_library(h) for h in hooks.values()) if isinstance(hooks, Mapping) else 0

@@ -52,11 +52,6 @@ BUFFER = (
 )
 
 
-def attribute_cause(difference: str) -> str:
-    """Why two models compute differently although their weights correspond: something beside the weights."""
-    return f"{difference}: it was not carried; set it in the factory of the wide model"
-
-
 def settings_cause(key: str, changed: bool) -> str:
     """Why a hyperparameter of the wide run is not the base's in new units."""
     if key == "lr" and changed:

@@ -41,6 +41,11 @@ class TensorProof:
     """The smallest deviation of a factor from 1 that its gradient would have shown; None where this was not measured."""
 
     @property
+    def shown_gradient(self) -> str:
+        """The error of the gradient as a table shows it."""
+        return "silent" if self.silent else "none" if self.gradient is None else f"{self.gradient:.1e}"
+
+    @property
     def errors(self) -> tuple[tuple[float, float], ...]:
         """The errors that were tested, each with what rounding alone explains."""
         gradient = () if self.silent else ((self.gradient or 0.0, self.gradient_rounding),)
@@ -120,23 +125,21 @@ class Certificate:
     @property
     def worst(self) -> float:
         """The largest relative error of a loss, a gradient or a weight that was tested and that rounding does not explain."""
-        return max(
-            (e if e == e else inf for e, own in self._errors if not self.tolerance < e <= own), default=0.0
-        )
+        left = (e if e == e else inf for _, e, own in self._errors if not self.tolerance < e <= own)
+        return max(left, default=0.0)
 
     @property
-    def _errors(self) -> list[tuple[float, float]]:
-        losses = (curve_gap(self.base_losses, self.wide_losses), self.loss_rounding)
-        return [losses, *(pair for tensor in self.tensors for pair in tensor.errors)]
+    def _errors(self) -> list[tuple[str, float, float]]:
+        """What was tested, by how much it is off, and what of that rounding alone explains."""
+        losses = ("the loss", curve_gap(self.base_losses, self.wide_losses), self.loss_rounding)
+        return [losses, *((tensor.name, *pair) for tensor in self.tensors for pair in tensor.errors)]
 
     def _explained(self) -> list[str]:
         """Lines on what is above the tolerance and explained by rounding, and on what low precision can see."""
         lines = []
-        if any(self.tolerance < e <= own for e, own in self._errors):
-            names = [t.name for t in self.tensors if any(self.tolerance < e <= own for e, own in t.errors)]
-            gap = curve_gap(self.base_losses, self.wide_losses)
-            loss = ["the loss"] if self.tolerance < gap <= self.loss_rounding else []
-            shown = ", ".join([*loss, *names[:3], *([f"{len(names) - 3} more"] if len(names) > 3 else [])])
+        names = list(dict.fromkeys(n for n, e, own in self._errors if self.tolerance < e <= own))
+        if names:
+            shown = ", ".join(names[:3] + [f"{len(names) - 3} more"] * (len(names) > 3))
             lines.append(
                 f"rounding: {shown} differ by more than the tolerance, and so does the base from itself "
                 "when its weights move by one unit in the last place"
@@ -153,15 +156,12 @@ class Certificate:
     def raise_if_broken(self) -> Certificate:
         """Return the certificate, or raise an error that names the first deviation."""
         if self.failure is not None:
-            f = self.failure
-            raise MupscaleError(
-                "the wide run does not continue the base run",
-                [
-                    Fault(
-                        "proof.run_deviates", f"step {f.step}, {f.where}", f.what, f"likely cause: {f.cause}"
-                    )
-                ],
+            where, remedy = (
+                f"step {self.failure.step}, {self.failure.where}",
+                f"likely cause: {self.failure.cause}",
             )
+            fault = Fault("proof.run_deviates", where, self.failure.what, remedy)
+            raise MupscaleError("the wide run does not continue the base run", [fault])
         return self
 
     def to_json(self) -> str:
@@ -170,22 +170,10 @@ class Certificate:
 
     def __str__(self) -> str:
         head = ("tensor", "s", "r", "gradient", "weight")
-        rows = [
-            (
-                t.name,
-                t.s,
-                t.r,
-                "silent" if t.silent else f"{t.gradient:.1e}" if t.gradient is not None else "none",
-                f"{t.weight:.1e}",
-            )
-            for t in self.tensors
-        ]
+        rows = [(t.name, t.s, t.r, t.shown_gradient, f"{t.weight:.1e}") for t in self.tensors]
+        losses = enumerate(zip(self.base_losses, self.wide_losses, strict=True))
         lines = [*columns([head, *rows], indent=0).splitlines(), ""]
-        lines += [
-            f"step {i:3}  base {a:.15g}  wide {b:.15g}"
-            for i, (a, b) in enumerate(zip(self.base_losses, self.wide_losses, strict=True))
-        ]
-        lines.append("")
+        lines += [*(f"step {i:3}  base {a:.15g}  wide {b:.15g}" for i, (a, b) in losses), ""]
         steps = len(self.base_losses)
         verdict = "exact" if self.holds else "BROKEN"
         lines.append(

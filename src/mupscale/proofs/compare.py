@@ -2,12 +2,38 @@
 
 Written once for any number of ranks: every rank compares the part of each tensor that it holds, and `gather` brings
 together what all of them measured. A single process is the case of one rank. Copies nothing and grows nothing.
+
+In every step the settings are compared first, then the loss, the gradients and the weights, so that what deviates first is what
+is wrong. Below nothing compares settings, so a wrong rate shows in the weights after the first step, and a wrong weight in its
+loss:
+
+>>> from torch import nn
+>>> import mupscale as mu
+>>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1)).double()
+>>> model, x = make(4), torch.ones(2, 3, dtype=torch.float64)
+>>> run = mu.Run(model, torch.optim.SGD(model.parameters(), lr=0.1))
+>>> def step(run, i):
+...     run.optimizer.zero_grad()
+...     loss = run.model(x).square().mean()
+...     loss.backward()
+...     run.optimizer.step()
+...     return loss
+>>> def first_deviation(change):
+...     wide = mu.grow(run, lambda: make(8))
+...     change(wide)
+...     trial = Trial(mu.grow(run, lambda: make(4)), wide, wide.plan, 1e-9)
+...     failure = compare_steps(trial, step, 2, lambda trial: None)
+...     return failure and (failure.step, failure.kind)
+>>> first_deviation(lambda wide: None)
+>>> first_deviation(lambda wide: wide.model[2].weight.data.mul_(2))
+(0, 'loss')
+>>> first_deviation(lambda wide: wide.optimizer.param_groups[0].update(lr=0.3))
+(0, 'weight')
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -20,18 +46,17 @@ from ..tensors.parts import local_of
 from .causes import BATCHES, BUFFER, STILL, settings_cause
 from .certificate import Certificate, Failure, TensorProof
 from .identity import (
+    Compared,
     Gather,
-    Identity,
     Loss,
     alone,
-    compare_buffers,
     compare_gradients,
+    compared,
     expected_weight,
-    gradients,
     merged,
 )
-from .modes import Modes, measured_modes, watched_modes
-from .rounding import COARSE, Rounding
+from .modes import Modes, watched_modes
+from .rounding import COARSE
 from .trial import Step, Trial, other_batch, run_step
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -62,62 +87,22 @@ def tolerance_of(dtype: torch.dtype, asked: float | None) -> float:
 
 def compare_losses(trial: Trial, loss: Loss) -> Failure | None:
     """The first deviation of one loss, its gradients and the buffers that it writes, without a step."""
-    after: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
-    (a, base_grads), (b, wide_grads) = (
-        gradients(side.model, loss, after=buffers)
-        for side, buffers in zip((trial.base, trial.wide), after, strict=True)
-    )
-    trial.losses.append((float(a), float(b)))
-    trial.identity = compare_gradients(base_grads, wide_grads, trial.plan)
-    trial.base_left = base_grads, after[0]
+    trial.once = once = compared(trial.base.model, trial.wide.model, trial.plan, loss)
+    trial.losses.append((once.base.value, once.wide.value))
+    trial.identity = once.identity
     return (
         _loss_failure(trial, 0)
         or _gradient_failure(trial, 0)
         or _factor_failure(trial, 0)
-        or _buffer_failure(trial, *after)
+        or _buffer_failure(trial, once)
         or _nothing_tested(trial)
     )
 
 
-def compare_modes(trial: Trial, loss: Loss, rounding: Callable[[bool], Rounding]) -> Modes:
-    """What holds in train and in eval mode, after `compare_losses` found one of them exact.
-
-    `rounding(training)` measures how far the base parts from itself in a mode; it is called where something deviates.
-    """
-
-    def measure() -> str:
-        if _same_code(trial, loss):
-            return ""
-        again = replace(trial, losses=[], identity=None)
-        failure = compare_losses(again, loss)
-        if failure is not None and not failure.cause and not trial.rounding.losses:
-            again = replace(trial, losses=[], identity=None, rounding=rounding(trial.base.model.training))
-            failure = compare_losses(again, loss)
-        return "" if failure is None else f"{failure.where}: {failure.what}"
-
-    return measured_modes(measure, loss, trial.base.model, trial.wide.model)
-
-
-def _same_code(trial: Trial, loss: Loss) -> bool:
-    """Whether both models compute in this mode what they computed before, to the bit.
-
-    Gradients and buffers of the base alone are looked at, which cost a fraction of the wide model's: a mode that changes
-    them changes them in the base too.
-    """
-    left: dict[str, Tensor] = {}
-    value, grads = gradients(trial.base.model, loss, after=left)
-    before = {**trial.base_left[0], **trial.base_left[1]}
-    same = float(value) == trial.losses[0][0] and all(
-        a is b or (a is not None and b is not None and torch.equal(a, b))
-        for a, b in ((tensor, before[name]) for name, tensor in {**grads, **left}.items())
-    )
-    return same and float(gradients(trial.wide.model, loss, wanted=lambda _: False)[0]) == trial.losses[0][1]
-
-
-def _buffer_failure(trial: Trial, base: Mapping[str, Tensor], wide: Mapping[str, Tensor]) -> Failure | None:
+def _buffer_failure(trial: Trial, once: Compared) -> Failure | None:
     if trial.tolerance > _BUFFERS:
         return None
-    for name, error in compare_buffers(base, wide, trial.plan).items():
+    for name, error in once.buffers.items():
         if not error <= trial.tolerance:
             what = f"forward leaves it {error:.1e} away from the base's in new units"
             return Failure(0, name, what, BUFFER, "buffer")
@@ -147,7 +132,7 @@ def compare_steps(
         late = _settings_failure(settings(trial), i, changed=True)
         ranks = gather((a.loss, b.loss, early, late, other_batch(a.inputs, b.inputs)))
         trial.losses.append((fmean(rank[0] for rank in ranks), fmean(rank[1] for rank in ranks)))
-        if trial.identity is None:
+        if i == 0:
             trial.identity = compare_gradients(a.grads, b.grads, trial.plan, gather)
         failure = (
             next((rank[2] for rank in ranks if rank[2] is not None), None)
@@ -171,7 +156,6 @@ def compare_steps(
 
 def _nothing_tested(trial: Trial) -> Failure | None:
     """A failure if nothing was tested: a certificate needs a check that could have failed."""
-    assert trial.identity is not None
     if set(trial.identity.errors) - set(trial.identity.untested):
         return None
     return Failure(0, "all tensors", "every gradient is zero", STILL, "nothing_tested")
@@ -196,7 +180,6 @@ def _loss_failure(trial: Trial, i: int) -> Failure | None:
 
 
 def _gradient_failure(trial: Trial, i: int) -> Failure | None:
-    assert trial.identity is not None
     tested = {n: e for n, e in trial.identity.errors.items() if n not in trial.identity.untested}
     allowed = {n: max(trial.tolerance, trial.rounding.gradient(trial.plan[n])) for n in tested}
     name = next((n for n, e in tested.items() if not e <= allowed[n]), None)
@@ -207,7 +190,6 @@ def _gradient_failure(trial: Trial, i: int) -> Failure | None:
 
 def _factor_failure(trial: Trial, i: int) -> Failure | None:
     """A gradient that is off by one factor, which 16-bit types show only over all entries of a tensor."""
-    assert trial.identity is not None
     if trial.tolerance <= COARSE:
         return None
     for name, ratio in trial.identity.ratios.items():
@@ -219,20 +201,14 @@ def _factor_failure(trial: Trial, i: int) -> Failure | None:
 
 
 def _weight_failure(trial: Trial, i: int, gather: Gather) -> Failure | None:
-    assert trial.identity is not None
     base = {name: t.detach() for name, _, t in named_tensors(trial.base.model)}
     mine: dict[str, Difference] = {}
     for name, _, tensor in named_tensors(trial.wide.model):
         entry = trial.plan[name]
-        if (
-            name in trial.plan.ties
-            or not (tensor.is_floating_point() or tensor.is_complex())
-            or not entry.sources
-            or entry.fill == "own"
-        ):
-            continue
-        found = tensor.detach()
-        mine[name] = difference(local_of(found), expected_weight(entry, base, found))
+        made = name not in trial.plan.ties and entry.sources and entry.fill != "own"
+        if made and (tensor.is_floating_point() or tensor.is_complex()):
+            found = tensor.detach()
+            mine[name] = difference(local_of(found), expected_weight(entry, base, found))
     errors = {name: measured.relative() for name, measured in merged(gather(mine)).items()}
     trial.weights.append(errors)
     for name, error in errors.items():
@@ -262,7 +238,7 @@ def certificate_of(
     modes: Modes | None = None,
 ) -> Certificate:
     """What a trial measured, as a certificate."""
-    identity, own = trial.identity or Identity({}, (), {}), trial.rounding
+    identity, own = trial.identity, trial.rounding
     last = len(trial.weights) - 1
     rows = tuple(
         TensorProof(

@@ -18,21 +18,10 @@ from ..rules.axes import Axis
 from ..tensors.differences import difference
 from ..tensors.expand import expand
 from ..tensors.making import Making
+from . import causes
 from .attributes import attributes
-from .causes import (
-    ATTENTION,
-    AWAKE,
-    CLIPPING,
-    LAYOUT,
-    OPTIMIZER,
-    PENALTY,
-    RANDOM,
-    READOUT,
-    START,
-    WORDS,
-)  # fmt: skip
 from .certificate import Failure
-from .identity import Identity, Loss, compare_gradients, gradients
+from .identity import Identity, Loss, compare_gradients, evaluated
 from .observed import observed
 from .trial import Step, Trial, go, run_step
 
@@ -44,7 +33,7 @@ def diagnose(fresh: Callable[[], Trial], step: Step | None, loss: Loss | None, f
     """The failure with its place and likely cause filled in; `fresh` makes another pair of copies."""
     trial = fresh()
     if failure.step > 0 or failure.kind not in ("loss", "gradient"):
-        return replace(failure, cause=OPTIMIZER)
+        return replace(failure, cause=causes.OPTIMIZER)
     if (cause := attributes(fresh(), step, loss)) is not None:
         return replace(failure, cause=cause)
     if failure.kind == "loss":
@@ -54,13 +43,12 @@ def diagnose(fresh: Callable[[], Trial], step: Step | None, loss: Loss | None, f
 
 def suspect(trial: Trial, failure: Failure) -> Failure:
     """The failure with the usual suspect filled in, from what was measured alone."""
-    assert trial.identity is not None
     if failure.kind == "loss":
-        return replace(failure, cause=START if failure.step == 0 else OPTIMIZER)
+        return replace(failure, cause=causes.START if failure.step == 0 else causes.OPTIMIZER)
     if failure.kind == "gradient":
         factor = _factor_of_all(trial.identity, 1e-3)
-        return _layout(trial, failure) if factor is None else replace(failure, cause=CLIPPING)
-    return replace(failure, cause=OPTIMIZER)
+        return _layout(trial, failure) if factor is None else replace(failure, cause=causes.CLIPPING)
+    return replace(failure, cause=causes.OPTIMIZER)
 
 
 def _forward(trial: Trial, step: Step | None, loss: Loss | None, failure: Failure) -> Failure:
@@ -72,30 +60,30 @@ def _forward(trial: Trial, step: Step | None, loss: Loss | None, failure: Failur
     where = _first_difference(trial, *outputs)
     failure = replace(failure, where=f"module {where}" if where else "the loss itself")
     if draws[0] != draws[1]:
-        return replace(failure, cause=RANDOM)
+        return replace(failure, cause=causes.RANDOM)
     if where is None and old_words(trial.plan) is not None:
-        return replace(failure, cause=WORDS)
+        return replace(failure, cause=causes.WORDS)
     if where and _head_size_grows(trial, where):
-        return replace(failure, cause=ATTENTION, another_plan=True)
+        return replace(failure, cause=causes.ATTENTION, another_plan=True)
     if (factor := _one_factor(outputs)) is not None:
         what = f"{failure.what}; the output is {factor:.4g} times the base's"
-        return replace(failure, what=what, cause=READOUT, another_plan=True)
+        return replace(failure, what=what, cause=causes.READOUT, another_plan=True)
     if where is None and _outputs_agree(trial, outputs):
-        return replace(failure, cause=PENALTY)
-    return replace(failure, cause=LAYOUT, another_plan=True)
+        return replace(failure, cause=causes.PENALTY)
+    return replace(failure, cause=causes.LAYOUT, another_plan=True)
 
 
 def _gradient(trial: Trial, step: Step | None, loss: Loss | None, failure: Failure) -> Failure:
-    if step is not None:
-        grads = [run_step(side, step, 0).grads for side in (trial.base, trial.wide)]
-    else:
-        assert loss is not None
-        grads = [gradients(side.model, loss)[1] for side in (trial.base, trial.wide)]
-    identity = compare_gradients(grads[0], grads[1], trial.plan)
-    factor = _factor_of_all(identity, 1e-6)
+    grads: list[Mapping[str, Tensor | None]] = []
+    for side in (trial.base, trial.wide):
+        if step is not None:
+            grads.append(run_step(side, step, 0).grads)
+        elif loss is not None:
+            grads.append(evaluated(side.model, loss).grads)
+    factor = _factor_of_all(compare_gradients(grads[0], grads[1], trial.plan), 1e-6)
     if factor is not None:
         what = f"every gradient is {factor:.6g} times what it should be"
-        return replace(failure, where="all tensors", what=what, cause=CLIPPING)
+        return replace(failure, where="all tensors", what=what, cause=causes.CLIPPING)
     return _layout(trial, failure)
 
 
@@ -110,7 +98,7 @@ def _factor_of_all(identity: Identity, tolerance: float) -> float | None:
 def _layout(trial: Trial, failure: Failure) -> Failure:
     """The failure of one gradient that is not what the plan says."""
     new = failure.where in trial.plan and trial.plan[failure.where].new
-    return replace(failure, cause=AWAKE if new else LAYOUT, another_plan=not new)
+    return replace(failure, cause=causes.AWAKE if new else causes.LAYOUT, another_plan=not new)
 
 
 def _first_difference(trial: Trial, base: Mapping[str, Tensor], wide: Mapping[str, Tensor]) -> str | None:

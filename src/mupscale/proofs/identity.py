@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
@@ -64,17 +65,13 @@ def expected_gradient(entry: TensorPlan, base: Mapping[str, Tensor], like: Tenso
 
 def _expected(entry: TensorPlan, base: Mapping[str, Tensor], like: Tensor, making: Making) -> Tensor:
     # Gathering a sharded base tensor is collective, so it comes before the question what this rank holds.
-    gathered = {name: _gathered(base[name]) for name in entry.sources}
+    held: dict[str, Any] = {name: base[name] for name in entry.sources}
+    gathered = {name: t.full_tensor() if is_sharded(t) else t for name, t in held.items()}
     part, local = local_rectangle(like), local_of(like)
     want = torch.empty(part.shape, dtype=local.dtype, device=local.device)
     if part.numel:
         entry.write_(want, gathered, making, part.start)
     return want
-
-
-def _gathered(tensor: Tensor) -> Tensor:
-    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return full
 
 
 @contextmanager
@@ -85,13 +82,11 @@ def keeping_buffers(model: nn.Module) -> Iterator[None]:
     methods of a user's module write, such as a count of calls. And the modes, which a loss may set.
     """
     modes = [(module, module.training) for module in model.modules()]
+    codes = {kind: code_of(kind) for kind in {type(module) for module in model.modules()}}
+    written = {kind: code.counted | code.assigned for kind, code in codes.items()}
     counts = [
-        (
-            module,
-            {name: value for name, value in vars(module).items() if name in written and _is_plain(value)},
-        )
+        (module, {n: v for n, v in vars(module).items() if n in written[type(module)] and _is_plain(v)})
         for module in model.modules()
-        if (written := code_of(type(module)).counted | code_of(type(module)).assigned)
     ]
     # A forward may write into a buffer, or put another tensor in its place.
     slots = [
@@ -116,17 +111,25 @@ def keeping_buffers(model: nn.Module) -> Iterator[None]:
                 tensor.copy_(value)
 
 
-class _RefusedBackwardMode(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+class UntilBackward(TorchFunctionMode):
+    """Inside this context a call of backward raises what `reached(loss)` returns."""
+
+    def __init__(self, reached: Callable[[Tensor], BaseException]) -> None:
+        super().__init__()
+        self.reached = reached
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.backward:
-            raise MupscaleError(
-                "the loss calls backward(): a proof takes the gradients itself, and a training step would change the "
-                "models; return the loss without calling it, as in loss=lambda model: f(model(x), y)",
-                code="argument.loss_calls_backward",
-            )
+            raise self.reached(args[0])
         return func(*args, **(kwargs or {}))
+
+
+def _refused_backward(loss: Tensor) -> MupscaleError:
+    return MupscaleError(
+        "the loss calls backward(): a proof takes the gradients itself, and a training step would change the "
+        "models; return the loss without calling it, as in loss=lambda model: f(model(x), y)",
+        code="argument.loss_calls_backward",
+    )
 
 
 class _CheckpointFunction:
@@ -148,7 +151,7 @@ def loss_value(model: nn.Module, loss: Loss) -> Any:
     stock = module.CheckpointFunction
     module.CheckpointFunction = _CheckpointFunction  # type: ignore[misc,assignment]
     try:
-        with torch.enable_grad(), _RefusedBackwardMode():
+        with torch.enable_grad(), UntilBackward(_refused_backward):
             return loss(model)
     finally:
         module.CheckpointFunction = stock  # type: ignore[misc]
@@ -182,43 +185,45 @@ def _refuse_unreached(gradients: tuple[Tensor | None, ...]) -> None:
         )
 
 
-def gradients(
-    model: nn.Module,
-    loss: Loss,
-    seed: int = 0,
-    wanted: Callable[[Tensor], bool] | None = None,
-    after: dict[str, Tensor] | None = None,
-) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """The loss and the gradient of every trainable tensor, by name, under a fixed random state.
+class Evaluated(NamedTuple):
+    """One loss of a model: its value, the gradient of every trainable tensor, and the buffers as the loss left them."""
 
-    Where `wanted(loss)` is false, no gradient is taken. `after` gets the buffers as the loss left them.
-    """
+    value: float
+    grads: Mapping[str, Tensor | None] = {}
+    buffers: Mapping[str, Tensor] = {}
+
+
+def evaluated(
+    model: nn.Module, loss: Loss, wanted: Callable[[float], bool] = lambda value: True
+) -> Evaluated:
+    """Call `loss(model)` under a fixed random state; where `wanted(value)` is false, no gradient is taken."""
     raise_faults("no gradient can be taken", wrong_function("loss", loss, "model"))
     named = {name: t for name, kind, t in named_tensors(model) if kind == "parameter" and t.requires_grad}
-    with forked(model, seed=seed), keeping_buffers(model):
+    with forked(model, seed=0), keeping_buffers(model):
         value = loss_value(model, loss)
         unique = list({id(t): t for t in named.values()}.values())
         _refuse_value(value, unique)
-        if wanted is not None and not wanted(value.detach()):
-            return value.detach(), {}
+        number = float(value.detach())
+        if not wanted(number):
+            return Evaluated(number)
         found = torch.autograd.grad(value, unique, allow_unused=True)
         _refuse_unreached(found)
-        if after is not None:
-            after.update({n: t.detach().clone() for n, kind, t in named_tensors(model) if kind == "buffer"})
+        buffers = {n: t.detach().clone() for n, kind, t in named_tensors(model) if kind == "buffer"}
     grads = {id(t): g for t, g in zip(unique, found, strict=True)}
-    return value.detach(), {
+    dense = {
         name: None if (g := grads[id(t)]) is None else g.detach().to_dense() if g.is_sparse else g.detach()
         for name, t in named.items()
     }
+    return Evaluated(number, dense, buffers)
 
 
 @dataclass(frozen=True)
 class Identity:
     """A measurement of the gradient identity: an error per tensor, and the tensors that it could not test."""
 
-    errors: dict[str, float]
-    untested: tuple[str, ...]
-    ratios: dict[str, float]
+    errors: Mapping[str, float] = field(default_factory=dict)
+    untested: tuple[str, ...] = ()
+    ratios: Mapping[str, float] = field(default_factory=dict)
     """The least-squares factor between the found gradient and the expected one: 1 when they agree."""
     rounding: tuple[str, ...] = ()
     """Of the untested, those whose gradient is rounding: an optimizer may turn it into steps that differ."""
@@ -301,23 +306,72 @@ def _gradient_difference(found: Tensor | None, sources: list[Tensor | None], ent
     return difference(local_of(found), expected_gradient(entry, known, found))
 
 
-def deviation(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> str:
-    """What deviates between two float64 models that hold corresponding weights; "" if nothing does."""
-    buffers: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
-    value, grads = gradients(base, loss, after=buffers[0])
-    found, wide_grads = gradients(wide, loss, after=buffers[1])
-    gap = loss_gap(float(value), float(found))
-    if not gap <= GRADIENT_TOLERANCE:
-        return f"the loss differs by {gap:.1e}"
-    identity = compare_gradients(grads, wide_grads, plan)
-    for what, errors in (
-        ("the gradient of {} is off by {:.1e}", identity.errors),
-        ("forward leaves {} off by {:.1e}", compare_buffers(*buffers, plan)),
-    ):
-        for name, error in errors.items():
-            if not error <= GRADIENT_TOLERANCE:
-                return what.format(name, error)
-    return ""
+@dataclass(frozen=True)
+class Compared:
+    """One loss of a base and of a wide model that hold corresponding weights: how far apart what it gives is."""
+
+    base: Evaluated
+    wide: Evaluated
+    plan: Plan
+
+    @cached_property
+    def gap(self) -> float:
+        """The relative difference of the losses."""
+        return loss_gap(self.base.value, self.wide.value)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """How far every wide gradient is from r · dup(G)."""
+        return compare_gradients(self.base.grads, self.wide.grads, self.plan)
+
+    @cached_property
+    def buffers(self) -> dict[str, float]:
+        """How far every buffer is from s · dup of the base's."""
+        return compare_buffers(self.base.buffers, self.wide.buffers, self.plan)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the losses are equal up to the rounding of float64; a loss that is not a number is not."""
+        return self.gap <= GRADIENT_TOLERANCE
+
+    @property
+    def wrong(self) -> list[str]:
+        """The tensors whose gradients, and the buffers whose values, differ by more than the rounding of float64."""
+        errors = {**self.identity.errors, **self.buffers}
+        return [name for name, error in errors.items() if not error <= GRADIENT_TOLERANCE]
+
+    @property
+    def deviation(self) -> str:
+        """What deviates first; "" if nothing does."""
+        if not self.agrees:
+            return f"the loss differs by {self.gap:.1e}"
+        for name in self.wrong[:1]:
+            if name in self.identity.errors:
+                return f"the gradient of {name} is off by {self.identity.errors[name]:.1e}"
+            return f"forward leaves {name} off by {self.buffers[name]:.1e}"
+        return ""
+
+
+def compared(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> Compared:
+    """Measure one loss on two live models.
+
+    The readout of a grown model reads every copy at half weight. One that reads the first copies alone gives the same loss,
+    and no gradient reaches the others:
+
+    >>> import mupscale as mu
+    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1, bias=False)).double()
+    >>> loss = lambda model: model(torch.ones(2, 3, dtype=torch.float64)).sum()
+    >>> plan, base = mu.plans.plan_between(make, 4, 8), make(4)
+    >>> wide = mu.grow(base, lambda: make(8), plan=plan).model
+    >>> compared(base, wide, plan, loss).deviation
+    ''
+    >>> with torch.no_grad():
+    ...     _ = wide[2].weight.mul_(torch.tensor([2, 0] * 4))
+    >>> found = compared(base, wide, plan, loss)
+    >>> found.agrees, found.wrong
+    (True, ['0.weight', '0.bias'])
+    """
+    return Compared(evaluated(base, loss), evaluated(wide, loss), plan)
 
 
 def gradient_identity(base: nn.Module, wide: nn.Module, *, loss: Loss, plan: Plan) -> Identity:
@@ -335,6 +389,4 @@ def gradient_identity(base: nn.Module, wide: nn.Module, *, loss: Loss, plan: Pla
     """
     check_end(plan, base, "base")
     check_end(plan, wide, "wide")
-    _, base_grads = gradients(base, loss)
-    _, wide_grads = gradients(wide, loss)
-    return compare_gradients(base_grads, wide_grads, plan)
+    return compared(base, wide, plan, loss).identity

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ..models.need import EVAL_ALONE, TRAIN_ALONE, Need
-from .identity import Loss, gradients
+from .identity import Loss, evaluated
 
 ModeName = Literal["train", "eval"]
 _NAMES: dict[bool, ModeName] = {True: "train", False: "eval"}
@@ -107,7 +107,7 @@ def measured_modes(measure: Callable[[], str], loss: Loss, base: nn.Module, *oth
     """
     own = base.training
     with watched_modes(base) as ran:
-        gradients(base, loss, wanted=lambda _: False)
+        evaluated(base, loss, wanted=lambda _: False)
     if ran and own not in ran:
         return _by_mode(base, not own, _SET)
     try:

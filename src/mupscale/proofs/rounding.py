@@ -51,7 +51,7 @@ class Rounding:
     """The largest relative difference of a loss up to each step."""
     weights: Sequence[Mapping[str, float]] = ()
     """The same of every weight and buffer, by its base name."""
-    identity: Identity = field(default_factory=lambda: Identity({}, (), {}))
+    identity: Identity = field(default_factory=Identity)
     """The comparison of the gradients of the first step."""
 
     def loss(self, i: int) -> float:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ..errors import MupscaleError
 from ..runs.run import Run
-from .identity import Loss
+from .identity import Loss, UntilBackward
 from .trial import Step
 
 
@@ -21,15 +17,6 @@ class _ReachedError(BaseException):
     def __init__(self, loss: Tensor) -> None:
         super().__init__()
         self.loss = loss
-
-
-class _UntilBackward(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.Tensor.backward:
-            raise _ReachedError(args[0])
-        return func(*args, **(kwargs or {}))
 
 
 def loss_of(step: Step, optimizers: int) -> Loss:
@@ -46,7 +33,7 @@ def loss_of(step: Step, optimizers: int) -> Loss:
     def loss(model: nn.Module) -> Tensor:
         run = Run(model, [torch.optim.SGD(model.parameters(), lr=0.0) for _ in range(optimizers)])
         try:
-            with _UntilBackward():
+            with UntilBackward(_ReachedError):
                 step(run, 0)
         except _ReachedError as reached:
             return reached.loss

@@ -6,7 +6,7 @@ Shared by `compare.py`, which judges, and `diagnose.py`, which explains.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,8 +21,9 @@ from ..models.names import parameter_names
 from ..plans.plan import Plan
 from ..runs.run import Run
 from ..tensors.differences import difference
+from ..tensors.nested import tensors_in
 from ..tensors.random_states import forked
-from .identity import Identity, Loss
+from .identity import Compared, Identity, Loss
 from .rounding import Rounding
 
 Step = Callable[[Run, int], Any]
@@ -39,16 +40,14 @@ class Trial:
     plan: Plan
     tolerance: float
     losses: list[tuple[float, float]] = field(default_factory=list)
-    identity: Identity | None = None
+    identity: Identity = field(default_factory=Identity)
     weights: list[dict[str, float]] = field(default_factory=list)
     """After every step, how far each wide weight is from the base's in new units."""
     moved: float = 0.0
     rounding: Rounding = field(default_factory=Rounding)
     """How far the base parts from itself by rounding, where this was measured."""
-    base_left: tuple[Mapping[str, Tensor | None], Mapping[str, Tensor]] = field(
-        default_factory=lambda: ({}, {})
-    )
-    """The base's gradients of one loss, and the buffers that it left, where no step was taken."""
+    once: Compared | None = None
+    """One loss of both, where no step was taken."""
     ran: set[bool] = field(default_factory=set)
     """The modes in which steps ran the base: whether it was training."""
     disturb: Callable[[Optimizer], None] | None = None
@@ -108,15 +107,7 @@ def first_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
 
     def note(module: nn.Module, args: Any, kwargs: Any) -> None:
         handle.remove()
-        waiting = [args, kwargs]
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, Tensor):
-                seen.append(value.detach().clone())
-            elif isinstance(value, Mapping):
-                waiting += value.values()
-            elif isinstance(value, (list, tuple)):
-                waiting += value
+        seen.extend(tensor.detach().clone() for tensor in tensors_in((args, kwargs)))
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
     try:

@@ -21,7 +21,7 @@ from ..tensors.differences import loss_gap
 from .causes import BATCHES
 from .certificate import Failure
 from .compare import compare_steps
-from .identity import DRAWS, Loss, compare_gradients, gradients
+from .identity import DRAWS, Loss, compared
 from .rounding import Rounding, disturb_, move_, together
 from .trial import Step, Trial, go
 
@@ -64,15 +64,13 @@ def _steps(base: Run, twin: Run, step: Step, steps: int, seed: int) -> Rounding:
     with coarse:
         compare_steps(trial, step, steps, lambda _: None)
     losses = _up_to([{"": loss_gap(a, b)} for a, b in trial.losses])
-    assert trial.identity is not None
     return Rounding([own[""] for own in losses], _up_to(trial.weights), trial.identity)
 
 
 def _loss(base: Run, twin: Run, loss: Loss, seed: int) -> Rounding:
     move_(twin.model, seed)
-    (a, grads), (b, moved) = gradients(base.model, loss), gradients(twin.model, loss)
-    identity = compare_gradients(grads, moved, identity_plan(base.model))
-    return Rounding([loss_gap(float(a), float(b))], [], identity)
+    found = compared(base.model, twin.model, identity_plan(base.model), loss)
+    return Rounding([found.gap], [], found.identity)
 
 
 def _up_to(steps: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -96,8 +94,9 @@ class _Coarse(TorchFunctionMode):
 
     def __enter__(self) -> _Coarse:
         for i, optimizer in enumerate(self._optimizers):
-            before = optimizer.register_step_pre_hook(lambda *_, i=i: self._turn(i))
-            after = optimizer.register_step_post_hook(lambda *_: self._turn(None))
+            # Both return None: what a hook returns replaces the arguments of the step.
+            before = optimizer.register_step_pre_hook(lambda *_, i=i: setattr(self, "_stepping", i))
+            after = optimizer.register_step_post_hook(lambda *_: setattr(self, "_stepping", None))
             self._hooks.callback(before.remove)
             self._hooks.callback(after.remove)
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -107,22 +106,13 @@ class _Coarse(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._hooks.close()
 
-    def _turn(self, stepping: int | None) -> None:
-        self._stepping = stepping
-
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if (
-            self._stepping is None
-            or not args
-            or not isinstance(args[0], Tensor)
-            or not isinstance(result, Tensor)
-        ):
-            return result
-        if result.is_floating_point() and args[0].is_floating_point() and result.dim() > 0:
-            before, eps = torch.finfo(args[0].dtype).eps, torch.finfo(result.dtype).eps
-            if eps > before:
+        ends = [*args[:1], result]
+        if self._stepping is not None and all(isinstance(t, Tensor) and t.is_floating_point() for t in ends):
+            before, eps = torch.finfo(ends[0].dtype).eps, torch.finfo(result.dtype).eps
+            if eps > before and result.dim() > 0:
                 self.eps[self._stepping] = max(eps, self.eps.get(self._stepping, 0.0))
         return result

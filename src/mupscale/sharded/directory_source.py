@@ -121,12 +121,7 @@ def _joined(
         for source, of in held.items()
     }
     found = state_of(entry, read) or {}
-    remedy = "load the weights alone, into a run without optimizers"
-    faults = [
-        Fault("state.cannot_be_joined", name, f"its state {key!r} cannot be joined: {why}", remedy)
-        for key, value in found.items()
-        if (why := value.why_not(entry.base_shape)) is not None
-    ]
+    faults = [f for key, value in found.items() for f in value.faults(entry.base_shape, name, key)]
     raise_faults("the optimizer state cannot be read", faults)
     numbers = {k: v for k, v in held.get(entry.sources[0], {}).items() if not found[k].shape}
     one = {k: FiledTensor.whole(v) if isinstance(v, Place) else v for k, v in numbers.items()}

@@ -130,7 +130,9 @@ class _Search:
             if outcome.plan is not None and outcome.identity is not None:
                 identity = outcome.identity
                 _refuse_undecided(self.choices.knobs, set(identity.errors) - set(identity.untested))
-                unreached = tuple(n for n, g in self.trials.grads.items() if g is None or not bool(g.any()))
+                unreached = tuple(
+                    n for n, g in self.trials.found.grads.items() if g is None or not bool(g.any())
+                )
                 plan = replace(
                     outcome.plan, needs=outcome.plan.needs | _assumed_roles(self.made, outcome.plan)
                 )

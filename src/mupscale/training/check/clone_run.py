@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from ...models.names import unwrap
 from ...plans.direction import Direction
 from ...plans.ends import identity_plan
 from ...rules.optimizer_rule import OptimizerRule
+from ...runs.provenance import Provenance
 from ...runs.run import Run
 from ..grow.carry import carry
 from ..grow.left_behind import patched_methods, step_hooks
@@ -43,15 +45,7 @@ def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | Non
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.is_floating_point() and key != "step":
                     state[key] = value.to(dtype)
-    return Run(
-        twin.model,
-        twin.optimizers,
-        twin.schedulers,
-        ema=None,
-        steps=run.steps,
-        plan=run.plan,
-        since=run.since,
-    )
+    return replace(twin, plan=run.plan, since=run.since, earlier=(), provenance=Provenance())
 
 
 def _leave_device_(optimizer: Optimizer) -> None:

@@ -7,7 +7,6 @@ second stays the widening of the first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from ...proofs.identity import expected_gradient, expected_weight
 from ...rules.axes import Axis
 from ...rules.optimizer_rule import OptimizerRule
 from ...rules.optimizers import qualified_name, rule_for
-from ...rules.products import Factor
 from ...runs.run import Run
 from ...tensors.devices import default_device, has_float64
 from ...tensors.differences import difference
@@ -81,11 +79,7 @@ def _worst(
     rules: Mapping[str, OptimizerRule] | None,
 ) -> tuple[str, float]:
     """The name of the optimizer, and its largest relative error in one dtype."""
-    axes = (
-        Axis.of((Factor(6, Fraction(2)),), role="out"),
-        Axis.of((Factor(4, Fraction(3)),), role="in"),
-    )
-    entry = TensorPlan(("weight",), axes)
+    entry = TensorPlan(("weight",), (Axis.parse("out: 6x2"), Axis.parse("in: 4x3")))
     plan = Plan({"weight": entry})
     generator = torch.Generator().manual_seed(0)
     with forked(seed=0):
@@ -95,9 +89,8 @@ def _worst(
     raise_faults("make(params) made no optimizer", wrong_kind("make(params)", optimizer, Optimizer, remedy))
 
     def gradient() -> Any:
-        return torch.randn(entry.base_shape, dtype=torch.float64, generator=generator, device="cpu").to(
-            base.weight.device, dtype
-        )
+        drawn = torch.randn(entry.base_shape, dtype=torch.float64, generator=generator, device="cpu")
+        return drawn.to(base.weight.device, dtype)
 
     for i in range(before):
         base.weight.grad = gradient()
@@ -133,21 +126,13 @@ def _refuse_undeclared_copies(optimizer: Optimizer, weight: Tensor, rule: Optimi
     faults = []
     for key, value in optimizer.state.get(weight, {}).items():
         known = rule.row(optimizer.param_groups[0], weight.dim(), optimizer.state[weight]).state.get(key)
+        asked = known is not None and known.may_be_a_copy and not known.copy
         if (
-            known is None
-            or known.copy
-            or not known.may_be_a_copy
-            or getattr(value, "shape", None) != weight.shape
+            asked
+            and getattr(value, "shape", None) == weight.shape
+            and (value - weight).norm() < 0.5 * weight.norm()
         ):
-            continue
-        if (value - weight).norm() < 0.5 * weight.norm():
             what = f"its state {key!r} looks like a copy of the weights, which must get their noise"
-            faults.append(
-                Fault(
-                    "optimizer.undeclared_weight_copy",
-                    qualified_name(type(optimizer)),
-                    what,
-                    f"write {key!r}: State(W, copy=True)",
-                )
-            )
+            where, remedy = qualified_name(type(optimizer)), f"write {key!r}: State(W, copy=True)"
+            faults.append(Fault("optimizer.undeclared_weight_copy", where, what, remedy))
     raise_faults("the row of this optimizer is not complete", faults)

@@ -6,6 +6,7 @@ as the base, at a higher cost.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from ...models.names import named_tensors
 from ...noise.resolved import restore_noise
 from ...plans.ends import check_end
 from ...plans.plan import Plan
+from ...plans.tensor_plan import TensorPlan
 from ...runs.run import Run
 from ...tensors.collapse import collapse
 from ...tensors.devices import exact
@@ -35,22 +37,11 @@ def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, fl
     >>> max(symmetry(wide).values())
     0.0
     """
-    model, chosen = (wide.model, plan or wide.plan) if isinstance(wide, Run) else (wide, plan)
-    if chosen is None:
-        raise MupscaleError(
-            "symmetry needs the plan by which the copies were made; pass plan=", code="plan.not_given"
-        )
-    check_end(chosen, model, "wide")
     found: dict[str, float] = {}
-    for name, kind, tensor in named_tensors(model):
-        entry = chosen[name]
-        if kind == "buffer" or name in chosen.ties or all(axis.k <= 1 for axis in entry.axes):
-            continue
-        value = tensor.detach().to(compute_dtype(tensor.dtype))
-        copied = Making(entry.axes)
-        between = value - expand(collapse(value, copied), copied)
-        norm = float(torch.linalg.vector_norm(value))
-        found[name] = float(torch.linalg.vector_norm(between)) / norm if norm else 0.0
+    for name, entry, value in _planned(wide, plan, "symmetry"):
+        if any(axis.k > 1 for axis in entry.axes):
+            copied = Making(entry.axes)
+            found[name] = _share(value - expand(collapse(value, copied), copied), value)
     return found
 
 
@@ -68,24 +59,34 @@ def awake(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float
     >>> awake(mu.grow(base, make, plan=plan))
     {'0.weight': 0.0, '0.bias': 0.0, '2.weight': 0.0}
     """
+    found: dict[str, float] = {}
+    for name, entry, value in _planned(wide, plan, "awake"):
+        asleep = entry.new and entry.fill == "zero"
+        if asleep or (entry.padded and entry.sources):
+            image = torch.full(entry.base_shape, float(not asleep), dtype=value.dtype, device=value.device)
+            found[name] = _share(value * (expand(image, Making(entry.axes)) == 0), value)
+    return found
+
+
+def _planned(
+    wide: Run | nn.Module, plan: Plan | None, call: str
+) -> Iterator[tuple[str, TensorPlan, torch.Tensor]]:
+    """Every parameter of a wide model with its entry in the plan that made it, in a dtype to compute in."""
     model, chosen = (wide.model, plan or wide.plan) if isinstance(wide, Run) else (wide, plan)
     if chosen is None:
         raise MupscaleError(
-            "awake needs the plan by which the new parts were made; pass plan=", code="plan.not_given"
+            f"{call} needs the plan by which the model was made; pass plan=", code="plan.not_given"
         )
     check_end(chosen, model, "wide")
-    found: dict[str, float] = {}
     for name, kind, tensor in named_tensors(model):
-        entry = chosen[name]
-        asleep = entry.new and entry.fill == "zero"
-        if kind == "buffer" or name in chosen.ties or not (asleep or (entry.padded and entry.sources)):
-            continue
-        value = tensor.detach().to(compute_dtype(tensor.dtype))
-        image = torch.full(entry.base_shape, float(not asleep), dtype=value.dtype, device=value.device)
-        new = value * (expand(image, Making(entry.axes)) == 0)
-        norm = float(torch.linalg.vector_norm(value))
-        found[name] = float(torch.linalg.vector_norm(new)) / norm if norm else 0.0
-    return found
+        if kind == "parameter" and name not in chosen.ties:
+            yield name, chosen[name], tensor.detach().to(compute_dtype(tensor.dtype))
+
+
+def _share(part: torch.Tensor, whole: torch.Tensor) -> float:
+    """The norm of a part over that of the whole; 0 where all is zero."""
+    sizes = [float(torch.linalg.vector_norm(value)) for value in (part, whole)]
+    return sizes[0] / sizes[1] if sizes[1] else 0.0
 
 
 class NoiseShare(NamedTuple):
@@ -110,13 +111,9 @@ def noise_shares(base: Run, wide: Run) -> dict[str, NoiseShare]:
     >>> list(noise_shares(base, wide)), noise_shares(base, wide)["2.weight"].lost < 1e-3
     (['0.weight', '2.weight'], True)
     """
-    sides = (("base", base), ("wide", wide))
-    kinds = [
-        f
-        for name, side in sides
-        for f in wrong_kind(name, side, Run, f"write Run({name}), or what upscale gave")
-    ]
-    raise_faults("noise_shares compares two runs", kinds)
+    faults = wrong_kind("base", base, Run, "write Run(base), or what upscale gave")
+    faults += wrong_kind("wide", wide, Run, "write Run(wide), or what upscale gave")
+    raise_faults("noise_shares compares two runs", faults)
     growth = wide.provenance.of(wide.plan)
     doses = [] if growth is None else [dose for dose in (growth.noise, *growth.added_noise) if dose]
     if wide.plan is None or not doses:
@@ -139,9 +136,7 @@ def noise_shares(base: Run, wide: Run) -> dict[str, NoiseShare]:
         delta = torch.zeros_like(want)
         for drawn in asked:
             delta += expand_(torch.empty_like(found), source, entry.making(drawn)) - want
-        size = float(torch.linalg.vector_norm(delta))
-        arrived = float(torch.linalg.vector_norm(found - want - delta))
         # New weights are zero: all of them is noise.
-        weight = float(torch.linalg.vector_norm(want)) or size or 1.0
-        shares[name] = NoiseShare(size / weight, arrived / size if size else 0.0)
+        weight = want if want.any() else delta
+        shares[name] = NoiseShare(_share(delta, weight), _share(found - want - delta, delta))
     return shares

@@ -7,9 +7,9 @@ changed, except for the state of its data loader.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -19,31 +19,20 @@ from torch import Tensor, nn
 from ...arguments import wrong_function, wrong_kind, wrong_number, wrong_whole
 from ...errors import Fault, MupscaleError, NotExact, Undecided, raise_faults
 from ...models.build import Make, build
-from ...models.dropout import EVERY_COPY, without_dropout
-from ...models.example_loss import ExampleInputs, Projection
+from ...models.example_loss import ExampleInputs
 from ...models.float64 import cast_inputs, lifted_casts
 from ...models.names import named_tensors
 from ...planning.declare import Declared
 from ...planning.infer import find_plan, infer_plan, measured_with
 from ...plans.direction import Direction
 from ...plans.plan import Plan
-from ...proofs.causes import CLIPPING, NOISE
+from ...proofs.causes import NOISE
 from ...proofs.certificate import Certificate, Failure
-from ...proofs.compare import (
-    certificate_of,
-    compare_losses,
-    compare_modes,
-    compare_steps,
-    tolerance_of,
-)
-from ...proofs.diagnose import diagnose
+from ...proofs.compare import tolerance_of
 from ...proofs.identity import Loss
-from ...proofs.modes import Modes, mode_of_steps
-from ...proofs.observed import observed
-from ...proofs.rounding import COARSE, Rounding
+from ...proofs.measuring import Measuring
 from ...proofs.step_loss import loss_of
 from ...proofs.trial import Step, Trial, with_batches
-from ...proofs.twin import rounding_of_loss, rounding_of_steps, unrepeated
 from ...rules.optimizer_rule import OptimizerRule
 from ...runs.run import Run
 from ..grow.carry import carry
@@ -113,82 +102,77 @@ def verify(
     # Built once, and outside the context in which new tensors are float64.
     ahead = wide if isinstance(wide, Run) else build(wide)
     if chosen is None:
-        chosen = _inferred(start, ahead.model if isinstance(ahead, Run) else ahead, step, loss)
+        model = ahead.model if isinstance(ahead, Run) else ahead
+        try:
+            chosen = infer_plan(start.model, model)
+        except Undecided:
+            chosen = _searched(start, model, step, loss)
     need = memory(start, chosen, dtype)
     _LOG.info("verify: two copies in %s, about %.2f GB", str(dtype).removeprefix("torch."), need / 1e9)
-    measuring = _Measuring(
-        start, ahead, chosen, step, loss, steps, dtype, tolerance_of(dtype, tolerance), rules
+    measuring = _Copies(
+        start,
+        ahead,
+        chosen,
+        rules,
+        loss=loss,
+        step=step,
+        steps=steps,
+        dtype=dtype,
+        tolerance=tolerance_of(dtype, tolerance),
+        settings=settings_comparer(rules),
     )
     with lifted_casts(start.model) if dtype == torch.float64 else nullcontext():
-        trial, failure = measuring.run()
-        modes = measuring.modes(trial) if failure is None else {}
-    return certificate_of(trial, failure, dtype, need, measuring.remarks(), modes)
+        return measuring.certificate(need)
 
 
-def _inferred(base: Run, wide: nn.Module, step: Step | None, loss: Loss | None) -> Plan:
-    """The plan that shapes suggest; where they leave a layout open, the one that a search finds."""
-    try:
-        return infer_plan(base.model, wide)
-    except Undecided:
-        if loss is None:
-            assert step is not None
-            loss = loss_of(step, len(base.optimizers))
-        return find_plan(base.model, wide, loss, Declared()).plan
+def _searched(base: Run, wide: nn.Module, step: Step | None, loss: Loss | None) -> Plan:
+    """The plan that a search finds, by the loss, or by the loss inside the step."""
+    if loss is None:
+        assert step is not None
+        loss = loss_of(step, len(base.optimizers))
+    return find_plan(base.model, wide, loss, Declared()).plan
 
 
 @dataclass
-class _Measuring:
-    """One call of `verify`: the copies it makes, and the order in which it measures and explains."""
+class _Copies(Measuring):
+    """Copies of the base run, and of the wide run or of what grows from the base."""
 
     base: Run
     wide: Run | nn.Module
     plan: Plan
-    step: Step | None
-    loss: Loss | None
-    steps: int
-    dtype: torch.dtype
-    tolerance: float
     rules: Mapping[str, OptimizerRule] | None
-    dropout: dict[str, None] = field(default_factory=dict)
 
-    def run(self) -> tuple[Trial, Failure | None]:
-        """Compare; judge what deviates, and what low precision hides, by the base's own rounding; then explain."""
-        with self._without_dropout():
-            coarse = self.tolerance > COARSE and self._unrepeated() is None
-        trial, failure = self._compare(self._rounding() if coarse else Rounding())
-        if failure is not None and not failure.cause and not coarse:
-            with self._without_dropout():
-                other = self._unrepeated()
-            if other is not None:
-                return trial, other
-            trial, failure = self._compare(self._rounding())
-        if failure is not None and not failure.cause:
-            with self._without_dropout():
-                failure = self._explained(failure)
-        return trial, failure
+    def copy(self) -> Run:
+        """A copy of the base run."""
+        copied = clone(self.base, self.dtype, self.rules)
+        cast_inputs(copied.model, self.dtype)
+        return copied
 
-    def _explained(self, failure: Failure) -> Failure:
+    def pair(self) -> Trial:
+        """A copy of the base run, and one of the wide run."""
+        copied = clone(self.base, self.dtype, self.rules)
+        grown = (
+            clone(self.wide, self.dtype, self.rules)
+            if isinstance(self.wide, Run)
+            else carry(copied, build(self.wide), self.wide, Direction(self.plan), self.rules)
+        )
+        for model in (copied.model, grown.model):
+            cast_inputs(model, self.dtype)
+        return Trial(copied, grown, self.plan, self.tolerance)
+
+    def explained(self, failure: Failure) -> Failure:
+        """A failure with its likely cause, and, if another plan may cure it, with what the search for one finds."""
         noisy = isinstance(self.wide, Run) and {"noise", "added_noise"} & self.wide.provenance.keys()
         if noisy and failure.kind == "loss" and failure.step == 0:
             return replace(failure, cause=NOISE)
-        return self._searched(diagnose(self._trial, self.step, self.loss, failure))
-
-    def _unrepeated(self) -> Failure | None:
-        return unrepeated(self._copy, self.step, self.loss, self.tolerance)
-
-    def _searched(self, failure: Failure) -> Failure:
-        """A failure that another plan may cure, with what the search for one finds."""
-        wide = self.wide.model if isinstance(self.wide, Run) else self.wide
+        failure = super().explained(failure)
         size = sum(prod(tensor.wide_shape) for tensor in self.plan.tensors.values())
         if not failure.another_plan or size > _SEARCHED:
             return failure
-        loss = self.loss
-        if loss is None:
-            assert self.step is not None
-            loss = loss_of(self.step, len(self.base.optimizers))
+        wide = self.wide.model if isinstance(self.wide, Run) else self.wide
         call = "infer_plan(base, wide, loss=loss)"
         try:
-            found = find_plan(self.base.model, wide, loss, Declared({}, {}, {}, ())).plan
+            found = _searched(self.base, wide, self.step, self.loss)
         except NotExact:
             return replace(failure, cause=f"{failure.cause}; {call} finds no exact plan either")
         except MupscaleError:  # the search cannot say
@@ -200,71 +184,6 @@ class _Measuring:
         return replace(
             failure, cause=f"{failure.cause}; {call} finds an exact plan, other in {named}: pass it as plan="
         )
-
-    def _compare(self, rounding: Rounding) -> tuple[Trial, Failure | None]:
-        trial = self._trial()
-        trial.rounding = rounding
-        with self._without_dropout(trial), observed() as seen:
-            if self.step is not None:
-                failure = compare_steps(trial, self.step, self.steps, settings_comparer(self.rules))
-            else:
-                assert self.loss is not None
-                failure = compare_losses(trial, self.loss)
-        widths = (not t.change.norm_weight().is_one for t in self.plan.tensors.values())
-        if failure is None and seen.clips is not None and any(widths):
-            what = f"the step calls torch.nn.utils.{seen.clips}, which did not act in these steps"
-            failure = Failure(len(trial.losses) - 1, "all tensors", what, CLIPPING, "clipping")
-        return trial, failure
-
-    def modes(self, trial: Trial) -> Modes:
-        """What holds in train and in eval mode, after one of them was found exact."""
-        if self.step is not None:
-            return mode_of_steps(trial.base.model, trial.ran)
-        assert self.loss is not None
-        with self._without_dropout(trial):
-            return compare_modes(trial, self.loss, self._rounding)
-
-    def _rounding(self, training: bool | None = None) -> Rounding:
-        with self._without_dropout():
-            if self.step is not None:
-                return rounding_of_steps(self._copy, self.step, self.steps)
-            assert self.loss is not None
-            return rounding_of_loss(lambda: self._copy(training), self.loss)
-
-    def _copy(self, training: bool | None = None) -> Run:
-        copied = clone(self.base, self.dtype, self.rules)
-        cast_inputs(copied.model, self.dtype)
-        if training is not None:
-            copied.model.train(training)
-        return copied
-
-    def _trial(self) -> Trial:
-        copied = clone(self.base, self.dtype, self.rules)
-        grown = (
-            clone(self.wide, self.dtype, self.rules)
-            if isinstance(self.wide, Run)
-            else carry(copied, build(self.wide), self.wide, Direction(self.plan), self.rules)
-        )
-        for model in (copied.model, grown.model):
-            cast_inputs(model, self.dtype)
-        return Trial(copied, grown, self.plan, self.tolerance)
-
-    @contextmanager
-    def _without_dropout(self, trial: Trial | None = None) -> Iterator[None]:
-        models = () if trial is None else (trial.base.model, trial.wide.model)
-        with without_dropout(*models) as off:
-            yield
-        if trial is not None:
-            self.dropout.update(dict.fromkeys(off.dropout))
-
-    def remarks(self) -> tuple[str, ...]:
-        """What the measured steps do not show."""
-        found = []
-        if self.step is None and isinstance(self.loss, Projection):
-            found.append("forward only: a projection of the outputs was measured, and no loss")
-        if self.dropout:
-            found.append(f"dropout was off ({', '.join(self.dropout)}): {EVERY_COPY}")
-        return tuple(found)
 
 
 def _unusable(
@@ -278,28 +197,18 @@ def _unusable(
 ) -> list[Fault]:
     faults = [] if step is None else wrong_function("step", step, "run", "i" if batches is None else "batch")
     if batches is not None and step is None:
-        faults.append(
-            Fault(
-                "proof.batches_without_step",
-                "batches",
-                "it is given without step=",
-                "write step=lambda run, batch: …",
-            )
-        )
+        what, remedy = "it is given without step=", "write step=lambda run, batch: …"
+        faults.append(Fault("proof.batches_without_step", "batches", what, remedy))
     if batches is not None:
         faults += wrong_kind("batches", batches, Iterable, "write batches=loader")
     faults += [] if loss is None else wrong_function("loss", loss, "model")
-    faults += [
-        *wrong_whole("steps", steps, least=1),
-        *wrong_kind("dtype", dtype, torch.dtype, "write torch.float64"),
-    ]
+    faults += wrong_whole("steps", steps, least=1)
+    faults += wrong_kind("dtype", dtype, torch.dtype, "write torch.float64")
     if tolerance is not None:
         faults += wrong_number("tolerance", tolerance, "write tolerance=1e-9, for example")
     if step is not None and not run.optimizers:
-        remedy = "write Run(model, optimizer), or pass loss= in place of step="
-        faults.append(
-            Fault("run.no_optimizers", "optimizers", "the run has none, so no step can be taken", remedy)
-        )
+        what, remedy = "the run has none", "write Run(model, optimizer), or pass loss= in place of step="
+        faults.append(Fault("run.no_optimizers", "optimizers", f"{what}, so no step can be taken", remedy))
     return faults
 
 

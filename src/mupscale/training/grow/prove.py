@@ -11,7 +11,7 @@ import inspect
 import logging
 import warnings
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import prod
 from typing import Any
 
@@ -21,11 +21,10 @@ from torch import nn
 from ...errors import Fault, MupscaleError, NotExact, Undecided, raise_faults
 from ...models.clone import copied, unhooked
 from ...models.device_map import refuse_other_device_map
-from ...models.dropout import without_dropout
+from ...models.dropout import dropout_needs
 from ...models.fingerprint import changed_code
 from ...models.float64 import lifted_casts, prepare
 from ...models.names import named_tensors, unwrap
-from ...models.need import Need
 from ...planning.declare import Declared
 from ...planning.facts.decided import why_undecided
 from ...planning.infer import find_plan, infer_plan, proved_by
@@ -41,14 +40,11 @@ from ...plans.ends import check_end, expect_plan
 from ...plans.gradient_hooks import has_hooks, refuse_hooks
 from ...plans.plan import Plan
 from ...plans.wide_model import fill_model_
-from ...proofs.certificate import Certificate, Failure
-from ...proofs.compare import certificate_of, compare_losses, compare_modes, tolerance_of
-from ...proofs.diagnose import diagnose
+from ...proofs.compare import tolerance_of
 from ...proofs.identity import Loss
+from ...proofs.measuring import Measuring
 from ...proofs.modes import Modes, mode_needs
-from ...proofs.rounding import COARSE, Rounding
 from ...proofs.trial import Trial
-from ...proofs.twin import rounding_of_loss
 from ...rules.products import COPIES, Ways
 from ...runs.run import Run
 
@@ -87,13 +83,10 @@ def proved_plan(
         if changed:
             warnings.warn(f"{changed}; add loss= or example_inputs=, and it is proved again", stacklevel=3)
         _refuse_unproved(base, built, chosen, prove)
-        lost = [difference for difference in differences if difference.kind == "refused"]
+        lost, remedy = [d for d in differences if d.kind == "refused"], "add loss= or example_inputs="
         raise_faults(
             "the base has what is not carried, and nothing was measured that would show whether it matters",
-            [
-                Fault("proof.attribute_not_carried", d.path, both_values(d), "add loss= or example_inputs=")
-                for d in lost
-            ],
+            [Fault("proof.attribute_not_carried", d.path, both_values(d), remedy) for d in lost],
         )
         record: dict[str, Any] = {"by": chosen.proof, **({"changed": changed} if changed else {})}
     else:
@@ -121,16 +114,12 @@ def _refuse_hooks(base: nn.Module, built: nn.Module, plan: Plan | None, ways: Wa
 def _with_differences(error: NotExact, differences: list[AttributeDifference]) -> NotExact:
     """The error, with what the wide model does not have from the base and what may be the reason."""
     remedies = {"kept": "write the base's value in the factory", "refused": "do it in the factory as well"}
-    left = [d for d in differences if d.kind in remedies]
-    if not error.faults or not left:
-        return error
-    return type(error)(
-        error.claim,
-        [
-            *error.faults,
-            *(Fault("proof.attribute_not_carried", d.path, both_values(d), remedies[d.kind]) for d in left),
-        ],
-    )
+    left = [
+        Fault("proof.attribute_not_carried", d.path, both_values(d), remedies[d.kind])
+        for d in differences
+        if d.kind in remedies
+    ]
+    return type(error)(error.claim, [*error.faults, *left]) if error.faults and left else error
 
 
 def _measured_plan(
@@ -145,15 +134,17 @@ def _measured_plan(
         except Undecided as error:
             _LOG.info("shapes do not decide the plan (%s); searching on copies in float64", error.claim)
     if chosen is not None:
-        pair = _Pair(base, built, chosen, loss, small)
-        measured = pair.measure()
+        pair = _Pair(base, built, chosen, small, loss)
+        with lifted_casts(base) if small else unhooked(base):
+            measured = pair.certificate()
         if measured.holds or plan is not None:
             measured.raise_if_broken()
             silent = [row for row in measured.tensors if row.silent and not row.rounding]
             unreached = tuple(row.name for row in silent)
             # Which modes are exact was measured again.
             before = (need for need in chosen.needs if need.kind not in ("train mode", "eval mode"))
-            proved = proved_by(replace(chosen, needs=pair.needs.union(before)), loss, unreached, base, built)
+            needs = dropout_needs(pair.dropout) | mode_needs(measured.modes)
+            proved = proved_by(replace(chosen, needs=needs.union(before)), loss, unreached, base, built)
             return proved, _record(proved, measured.dtype, measured.worst, 1, measured.modes)
         _LOG.info("the plan that shapes suggest is not exact (%s); searching", measured.failure)
     found = find_plan(base, built, loss, Declared(), ways)
@@ -194,9 +185,8 @@ def _arguments(model: nn.Module) -> str:
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p for p in known if p.kind in plain]
     # A forward whose arguments are all optional, as transformers', still needs its first one.
-    names = [p.name for p in positional if p.default is inspect.Parameter.empty] or [
-        p.name for p in positional[:1]
-    ]
+    needed = [p for p in positional if p.default is inspect.Parameter.empty] or positional[:1]
+    names = [p.name for p in needed]
     return f"{names[0]}," if len(names) == 1 else ", ".join(names or ["x,"])
 
 
@@ -204,74 +194,30 @@ def _float64_bytes(base: nn.Module, built: nn.Module) -> int:
     return 8 * sum(prod(tensor.shape) for model in (base, built) for _, _, tensor in named_tensors(model))
 
 
-@dataclass
-class _Pair:
+class _Pair(Measuring):
     """A base and a wide model that are measured: copies in float64 of small ones, large ones as they are."""
 
-    base: nn.Module
-    built: nn.Module
-    plan: Plan
-    loss: Loss
-    small: bool
-    needs: frozenset[Need] = frozenset()
-    """What the measured plan assumes: that there is no dropout, where some was met, and one mode, where only one is exact."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that is measured in; of several, the coarsest, which limits what can be seen."""
-        own = {
-            t.dtype
-            for _, kind, t in named_tensors(self.base)
-            if kind == "parameter" and t.is_floating_point()
-        }
+    def __init__(self, base: nn.Module, built: nn.Module, plan: Plan, small: bool, loss: Loss) -> None:
+        own = {t.dtype for _, kind, t in named_tensors(base) if kind == "parameter" and t.is_floating_point()}
+        # Of several dtypes the coarsest limits what can be seen.
         coarsest = max(own, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-        return torch.float64 if self.small else coarsest
+        dtype = torch.float64 if small else coarsest
+        super().__init__(loss=loss, dtype=dtype, tolerance=tolerance_of(dtype, None))
+        self.base, self.built, self.plan, self.small = base, built, plan, small
 
-    def measure(self) -> Certificate:
-        """Compare gradients; judge a deviation, and what low precision hides, by the base's own rounding."""
-        with lifted_casts(self.base) if self.small else unhooked(self.base):
-            trial = self._trial()
-            if trial.tolerance > COARSE:
-                trial.rounding = self._rounding()
-            failure = self._compare(trial)
-            if failure is not None and not failure.cause and not trial.rounding.losses:
-                trial = self._trial()
-                trial.rounding = self._rounding()
-                failure = self._compare(trial)
-            if failure is not None and not failure.cause:
-                with without_dropout():
-                    failure = diagnose(self._trial, None, self.loss, failure)
-            modes = self._modes(trial) if failure is None else {}
-        return certificate_of(trial, failure, self.dtype, 0, modes=modes)
-
-    def _trial(self) -> Trial:
+    def pair(self) -> Trial:
+        """The base, or a copy of it, and a wide model that holds its copies."""
         if self.small:
             base, wide = prepare(unwrap(self.base), unwrap(self.built))
         else:
             base, wide = self.base, copied(self.built, hooks=False)
         fill_model_(wide, base, Direction(self.plan), hooks=False, in_place=self.small)
-        return Trial(Run(base), Run(wide), self.plan, tolerance_of(self.dtype, None))
+        return Trial(Run(base), Run(wide), self.plan, self.tolerance)
 
-    def _compare(self, trial: Trial) -> Failure | None:
-        with without_dropout(trial.base.model, trial.wide.model) as off:
-            failure = compare_losses(trial, self.loss)
-        self.needs = off.needs
-        return failure
-
-    def _modes(self, trial: Trial) -> Modes:
-        with without_dropout(trial.base.model, trial.wide.model) as off:
-            modes = compare_modes(trial, self.loss, self._rounding)
-        self.needs |= off.needs | mode_needs(modes)
-        return modes
-
-    def _rounding(self, training: bool | None = None) -> Rounding:
-        with without_dropout():
-            return rounding_of_loss(lambda: self._copy(training), self.loss)
-
-    def _copy(self, training: bool | None) -> Run:
+    def copy(self) -> Run:
+        """A copy of the base."""
         base = unwrap(self.base)
-        model = prepare(base, unwrap(self.built))[0] if self.small else copied(base, hooks=False)
-        return Run(model if training is None else model.train(training))
+        return Run(prepare(base, unwrap(self.built))[0] if self.small else copied(base, hooks=False))
 
 
 def _record(plan: Plan, dtype: str, worst: float, trials: int, modes: Modes) -> dict[str, Any]:

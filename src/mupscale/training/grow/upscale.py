@@ -63,6 +63,8 @@ def upscale(
     gets noise, what reads them is zero, so the loss after growth is the loss before, up to rounding, and every new unit
     learns from the second step on. A space that cannot have zeros, as one that LayerNorm averages over, grows by copies
     in the same plan; each weight that reads such copies goes whole to one of them, which changes no output either.
+    Warm the rate up afterwards, `rewarm_(run, GrowthSchedule(steps))`: optimizers that count steps once for all entries take
+    large steps on new ones at first.
     `by="copies"` is the method of the paper: every unit is copied, and `noise` parts the copies, which costs some loss at
     first. `noise` and `recipe` are sizes of this noise, so either of them implies `by="copies"`;
     `noise=NewUnits(readers="random")` chooses what new units read.
