@@ -7,7 +7,7 @@ the way is not caught here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
+from math import isclose, isfinite
 
 import torch
 from torch import Tensor, nn
@@ -59,11 +59,13 @@ def readme(device: torch.device) -> Found:
         wide = upscale(run, lambda: make(256), loss=loss)
         last = [float(step(wide, i)) for i in range(20, 40)][-1]
         control = _is_refused(lambda: upscale(run, lambda: make(256), loss=reads_width))
+    before, after = (wide.provenance["loss"][when] for when in ("before", "after"))
+    kept = isclose(before, after, rel_tol=1e-5)  # a hundred roundings of float32
     found = (
-        f"verify {certificate.worst:.0e}, noise t = {wide.provenance['auto']['t']:.3g}, loss after 20 steps {last:.3g}; "
+        f"verify {certificate.worst:.0e}, loss {before:.3g} before growing, {after:.3g} after, {last:.3g} after 20 steps; "
         f"a loss that reads the width is {'refused' if control else 'ACCEPTED'}"
     )
-    return found, certificate.holds and isfinite(last) and _is_on(wide.model, device) and control
+    return found, certificate.holds and kept and isfinite(last) and _is_on(wide.model, device) and control
 
 
 def tutorial(device: torch.device) -> Found:
