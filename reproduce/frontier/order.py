@@ -8,7 +8,7 @@ Core hours at one thread, for the MLP with 2 ms a step at widths 32 and 64, 4 ms
     b  the same with noise by the rule                0.1 (32 at 1 unit), 0.2, 0.2, 0.8
     d  the recipe on a setting that chose nothing     0.2
     a  growth in mid-run at equal total FLOPs         0.9
-    u  new units in the place of copies               0.4, and 0.3 for others and widths beside them
+    u  new units in the place of copies               0.4, and 0.2 for others and widths beside them
     b  4 times their budget                           0.2, 0.5, 0.3, 0.9
 
 Text takes 0.9 in all (d 0.35, b 0.5, a and c 0.05), and images 0.2.

@@ -56,7 +56,7 @@ _LIMITS = """\
 
 - Small models, mostly one task, two reported seeds. What holds here is a sign for larger models, not a law.
 - Equal FLOPs are not equal data: a wider model reads fewer samples for the same FLOPs. The store has both.
-- Growing tries more settings than the other arms, because it has one more: the noise.
+- Growing by copies tries more settings than the other arms, because it has one more: the noise.
 - What others say against it. [2307.06440](https://arxiv.org/abs/2307.06440): gains of stacking layers vanish against a
   baseline whose rate is fully decayed. [2605.13405](https://arxiv.org/abs/2605.13405): preserving the function is not
   necessary, gains are most reliable at twice the size and below 20 tokens a parameter, and beyond a bound training from

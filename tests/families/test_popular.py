@@ -39,8 +39,7 @@ def raw_of(name):
 
 @pytest.fixture
 def few_trials(monkeypatch):
-    for limit in ("TRIALS", "GUIDED"):
-        monkeypatch.setattr(f"mupscale.planning.search.search.{limit}", 4)
+    monkeypatch.setattr("mupscale.planning.search.search.TRIALS", 4)
 
 
 def test_the_list_has_115_types_of_different_names():

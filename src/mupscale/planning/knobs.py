@@ -12,11 +12,11 @@ this module only proposes, from the integer attributes (heads, groups) of the tw
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import combinations, product
-from typing import Any, TypeVar
+from itertools import product
+from typing import Any
 
 from torch import nn
 
@@ -52,14 +52,21 @@ _HEADS_IN = re.compile(r"^(o|wo|out|proj|dense|c_proj|o_proj|out_proj|.*out.*)$"
 class Setting:
     """One value of a knob: what it changes in which tensors, by name."""
 
-    says: str
-    """A description of the hypothesis."""
     roles: Mapping[str, Mapping[int, Role]] = field(default_factory=dict)
     layouts: Mapping[str, Mapping[int, Layout]] = field(default_factory=dict)
     folds: Mapping[str, Scale] = field(default_factory=dict)
     shifts: Mapping[str, int] = field(default_factory=dict)
     fills: Mapping[str, Mapping[int, Fraction]] = field(default_factory=dict)
     """Powers of the filled share of an axis, by tensor and dimension."""
+
+    def __str__(self) -> str:
+        """What is set, once for all layers.
+
+        >>> print(Setting(folds={"h.0.norm.weight": Scale.of("1/2"), "h.1.norm.weight": Scale.of("1/2")}))
+        h.*.norm.weight folds 1/2
+        """
+        changes = ((word, change) for word, changes in vars(self).items() for change in changes.items())
+        return ", ".join(dict.fromkeys(f"{pattern_of(name)} {word} {to}" for word, (name, to) in changes))
 
     def apply(self, draft: Draft) -> Draft:
         """The draft with this setting applied; folds multiply those already there."""
@@ -88,7 +95,6 @@ def _added(one: Mapping[int, Fraction], other: Mapping[int, Fraction]) -> dict[i
 
 
 Knob = list[Setting]
-T = TypeVar("T")
 
 
 def role_knobs(draft: Draft) -> Iterator[Knob]:
@@ -117,10 +123,7 @@ def role_knobs(draft: Draft) -> Iterator[Knob]:
                 {**rest, first: "in", last: "out"},
                 {**rest, first: "out", last: "out"},
             ]
-        yield [
-            Setting(f"{pattern_of(names[0])} is {choice}", roles=dict.fromkeys(names, choice))
-            for choice in choices
-        ]
+        yield [Setting(roles=dict.fromkeys(names, choice)) for choice in choices]
 
 
 def copies(draft: Draft, entry: DraftEntry, dim: int) -> Fraction:
@@ -167,7 +170,7 @@ def layout_knobs(draft: Draft, everywhere: bool = False) -> Iterator[Knob]:
             layouts = [*parts, *layouts] if heads else [*layouts, *parts]
             layouts += fused_layouts(entry, dim, found[name], draft.ways)
         usable = [b for b in layouts if all(_fits(draft, n, d, b) for n, d in axes)]
-        yield [Setting(f"{owner} ({role}) in blocks of {b}", layouts=per_name(axes, b)) for b in usable]
+        yield [Setting(layouts=per_name(axes, b)) for b in usable]
 
 
 def paired_knobs(draft: Draft) -> Iterator[Knob]:
@@ -187,10 +190,7 @@ def paired_knobs(draft: Draft) -> Iterator[Knob]:
                 groups.setdefault((owner, entry.base_shape[dim]), []).append((entry.name, dim))
     for (owner, size), axes in groups.items():
         if size // 2 in sizes[owner]:
-            yield [
-                Setting(f"{owner}, axis of {size}: halves"),
-                Setting(f"{owner}, axis of {size}: pairs", layouts=per_name(axes, 2)),
-            ]
+            yield [Setting(), Setting(layouts=per_name(axes, 2))]
 
 
 def _faces_stream(owner: str, role: str) -> bool:
@@ -233,12 +233,12 @@ def part_knobs(draft: Draft, decided: set[tuple[str, int]]) -> Iterator[Knob]:
                 groups.setdefault((pattern_of(entry.name.rpartition(".")[0]), *sizes), []).append(
                     (entry.name, dim)
                 )
-    for (owner, *ends), axes in groups.items():
+    for (_, n, m), axes in groups.items():
         parts = parts_with_units(draft, draft.entries[axes[0][0]], axes[0][1])
         # A space that something reads as a whole is probably no row of parts.
-        layouts = [1, *parts] if tuple(ends) in read else [*parts, 1]
+        layouts = [1, *parts] if (n, m) in read else [*parts, 1]
         if parts:
-            yield [Setting(f"{owner} in parts {b}", layouts=per_name(axes, b)) for b in layouts]
+            yield [Setting(layouts=per_name(axes, b)) for b in layouts]
 
 
 def parts_with_units(draft: Draft, entry: DraftEntry, dim: int) -> list[Layout]:
@@ -380,19 +380,3 @@ def _sizes_near(draft: Draft, entry: DraftEntry) -> set[int]:
         if e.name.startswith(f"{parent}." if parent else "")
         for d in e.growing
     }
-
-
-def combinations_of(knobs: Sequence[Sequence[T]], flips: int) -> Iterator[tuple[T, ...]]:
-    """Every knob at its likeliest (first) setting, then one knob changed, then two, up to `flips`.
-
-    >>> ["".join(choice) for choice in combinations_of(["ab", "xyz"], 2)]
-    ['ax', 'bx', 'ay', 'az', 'by', 'bz']
-    """
-    likely = [knob[0] for knob in knobs]
-    for count in range(min(flips, len(knobs)) + 1):
-        for which in combinations(range(len(knobs)), count):
-            for others in product(*(knobs[i][1:] for i in which)):
-                chosen = list(likely)
-                for i, setting in zip(which, others, strict=True):
-                    chosen[i] = setting
-                yield tuple(chosen)

@@ -16,8 +16,9 @@ first:
 >>> made, _ = draft(make(4), make(8), Ways(), None)
 >>> [(reading.name, reading.dim, str(reading.axis)) for reading in unwritten(made)]
 [('2.weight', 1, 'in: 36x2')]
->>> [[setting.says for setting in knob] for knob in reader_knobs(made, set())]
-[['*.weight, axis 1 laid out 9', '*.weight, axis 1 laid out 1']]
+>>> (knob,) = reader_knobs(made, set())
+>>> [str(setting.apply(made).plan()["2.weight"].axes[1]) for setting in knob]
+['in: 4x2 * 9', 'in: 36x2']
 """
 
 from __future__ import annotations
@@ -122,13 +123,8 @@ def reader_knobs(draft: Draft, skip: set[tuple[str, int]]) -> Iterator[Knob]:
     for reading in unwritten(draft, skip):
         groups.setdefault((reading.axis.base, reading.axis.wide), []).append(reading)
     for readings in groups.values():
-        yield [
-            Setting(
-                f"{readings[0].where} laid out {_as_text(option)}",
-                layouts=per_name([(r.name, r.dim) for r in readings], option),
-            )
-            for option in _suggested(draft, readings[0])
-        ]
+        axes = [(reading.name, reading.dim) for reading in readings]
+        yield [Setting(layouts=per_name(axes, option)) for option in _suggested(draft, readings[0])]
 
 
 def _suggested(draft: Draft, reading: ReadAxis) -> list[Any]:
@@ -148,15 +144,6 @@ def _suggested(draft: Draft, reading: ReadAxis) -> list[Any]:
                 ((*((f.size, 1, f.pad) for f in axis.segments[0]),), ((reading.axis.base - axis.base, 1),))
             )
     return [*dict.fromkeys(found), 1]
-
-
-def _as_text(option: object) -> object:
-    """An option as a user would declare it: "4x2 * 9" is "blocks of 9" and is written 9."""
-    if isinstance(option, tuple) and isinstance(option[0], Factor):
-        if len(option) == 2 and option[1].k == 1 and not option[1].pad:
-            return option[1].size
-        return tuple((f.size, int(f.k), f.pad) if f.pad else (f.size, int(f.k)) for f in option)
-    return option
 
 
 def _pairs(draft: Draft) -> Iterator[tuple[ModuleFacts, nn.Module, nn.Module]]:

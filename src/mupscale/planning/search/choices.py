@@ -11,12 +11,8 @@ from ...models.names import pattern_of
 from ..draft import Draft
 from ..facts.padded_norms import Streams
 from ..facts.unwritten import reader_knobs
-from ..knobs import Knob, Setting, combinations_of, layout_knobs, paired_knobs, part_knobs, role_knobs
+from ..knobs import Knob, Setting, layout_knobs, paired_knobs, part_knobs, role_knobs
 from .fold_knobs import fold_knobs
-
-FLIPS = 3
-"""Knobs that are changed at once. ModernBERT needs two: with one, its search ends after 11 trials without a plan. No
-type is known to need three; measured on 11 types that need more than one trial."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +59,9 @@ class Choices:
 
     def describe(self, choice: Choice) -> str:
         """What a choice changes."""
-        turned = [self.knobs[i][j].says for i, j in enumerate(choice.settings) if j]
-        return (
-            "; ".join([*turned, *(self.moves[move].says for move in choice.moves)])
-            or "the likeliest settings"
-        )
+        turned = [self.knobs[i][j] for i, j in enumerate(choice.settings) if j]
+        changes = [*turned, *(self.moves[move] for move in choice.moves)]
+        return "; ".join(map(str, changes)) or "the likeliest settings"
 
     def moved(self, choice: Choice, setting: Setting) -> Choice | None:
         """The choice with one proposal added; None if it has it."""
@@ -103,22 +97,6 @@ class Choices:
                     done.add(tuple(scope))
                     yield scope
         yield list(range(len(self.knobs)))
-
-
-def near(choice: Choice, scope: Sequence[int], knobs: Sequence[Knob]) -> Iterator[Choice]:
-    """The current choice, then those that differ from it in one knob of the scope, in two, up to `FLIPS`.
-
-    >>> knobs: list[Knob] = [[..., ...], [..., ...], [..., ...]]  # three knobs of two settings
-    >>> [near.settings for near in near(Choice((0, 1, 0)), [0, 1], knobs)]
-    [(0, 1, 0), (1, 1, 0), (0, 0, 0), (1, 0, 0)]
-    """
-    now = choice.settings
-    inside = [[now[i], *(j for j in range(len(knobs[i])) if j != now[i])] for i in scope]
-    for settings in combinations_of(inside, FLIPS):
-        new = list(now)
-        for i, setting in zip(scope, settings, strict=True):
-            new[i] = setting
-        yield Choice(tuple(new), choice.moves)
 
 
 def _names(knob: Knob) -> set[str]:

@@ -32,6 +32,7 @@ Mend = Mapping[int, Scale]
 class Deviation:
     """The first call that goes wrong."""
 
+    aligned: Alignment
     index: int
     call: Call | None
     """None if the two models do not call the same functions."""
@@ -95,16 +96,16 @@ class Alignment:
         """The first call that goes wrong and matters for call `last`, which returned the loss."""
         for i in range(min(self.length, last + 1)):
             if self.trained[i] and self.factor(i) is None and self._reaches(i, last):
-                return Deviation(i, self.base.calls[i])
+                return Deviation(self, i, self.base.calls[i])
         if self.length <= last:
-            return Deviation(self.length, None)
-        return Deviation(last, self.base.calls[last], self.factor(last))
+            return Deviation(self, self.length, None)
+        return Deviation(self, last, self.base.calls[last], self.factor(last))
 
     def harmless(self, last: int) -> Deviation | None:
         """The first call that goes wrong although the loss is right: two wrong layouts can cancel."""
         for i in range(min(self.length, last + 1)):
             if self.trained[i] and self.factor(i) is None:
-                return Deviation(i, self.base.calls[i])
+                return Deviation(self, i, self.base.calls[i])
         return None
 
     def _reaches(self, start: int, last: int) -> bool:

@@ -47,14 +47,13 @@ def fold_knobs(draft: Draft, base: nn.Module, order: Sequence[str], found: Strea
 
 
 def _fold(
-    says: str,
     names: Sequence[str],
     factor: Scale,
     shifts: Mapping[str, int] | None = None,
     fills: Mapping[int, Fraction] | None = None,
 ) -> Setting:
     powers = dict.fromkeys(names, fills) if fills else {}
-    return Setting(says, folds=dict.fromkeys(names, factor), shifts=shifts or {}, fills=powers)
+    return Setting(folds=dict.fromkeys(names, factor), shifts=shifts or {}, fills=powers)
 
 
 def _padded_norms(draft: Draft, base: nn.Module, found: Streams) -> Iterator[Knob]:
@@ -86,8 +85,7 @@ def _padded_norms(draft: Draft, base: nn.Module, found: Streams) -> Iterator[Kno
         for (name, dim), power in sorted(powers.items()):
             if power:
                 fills.setdefault(name, {})[dim] = power
-        says = f"what zeros take from norms is given back by writers, and undone by {'readers' if by_readers else 'gains'}"
-        settings[by_readers] = Setting(says, fills=fills, shifts=shifts)
+        settings[by_readers] = Setting(fills=fills, shifts=shifts)
     first = bool(shifts)
     yield [settings[first], settings[not first]]
 
@@ -107,20 +105,17 @@ def _tied(draft: Draft, base: nn.Module, order: Sequence[str], found: Streams) -
         rooted = name in found.rooted
         writes = any(name == writer for writer, _ in found.writers)
         fills = {0: _ROOT} if writes and not rooted else {}
-        nothing = Setting(f"the model divides what {name} reads out by its width")
+        by_model = Setting()  # the model divides what the table reads out by its width
         for path in _absorbers(order, reader.rpartition(".")[0], draft, base):
             gains = _writing_parameters(draft, path)
             # A gain stored as w of (1 + w) is multiplied as 1 + w' = (1 + w)/k.
             shifts = {g: 1 for g in gains if g.endswith("weight") and _adds_one(base.get_submodule(path))}
-            pair = [
-                _fold(f"1/{k} folded into {path}", gains, k**-1, shifts, fills),
-                _fold(f"{k}^-1/2 folded into {path}", gains, k**-_ROOT, shifts, fills),
-            ]
+            pair = [_fold(gains, k**power, shifts, fills) for power in (-1, -_ROOT)]
             settings += pair[::-1] if rooted else pair
             if fills and len(settings) == 2:
-                nothing = _fold(nothing.says, gains, ONE, shifts, fills)
+                by_model = _fold(gains, ONE, shifts, fills)
         # The last norm is the likely place, a layer without a norm behind it the unlikely one.
-        yield [*settings[:2], nothing, *settings[2:]]
+        yield [*settings[:2], by_model, *settings[2:]]
 
 
 def _absorbers(order: Sequence[str], reader: str, draft: Draft, base: nn.Module) -> list[str]:
@@ -178,13 +173,8 @@ def _scaled_readouts(draft: Draft) -> Iterator[Knob]:
         entry = draft.entries[names[0]]
         dim = entry.growing[0]
         k = Scale.of(copies(draft, entry, dim))
-        yield [
-            Setting(f"{names[0]} sums over the width"),
-            _fold(f"the model divides {names[0]} by its width", names, k, fills={dim: -2 * _ROOT}),
-            _fold(
-                f"the model divides {names[0]} by the root of its width", names, k**_ROOT, fills={dim: -_ROOT}
-            ),
-        ]
+        divided = [_fold(names, k**power, fills={dim: -power}) for power in (2 * _ROOT, _ROOT)]
+        yield [Setting(), *divided]
 
 
 def _reads_only(entry: DraftEntry) -> bool:
@@ -205,9 +195,5 @@ def _scaled_embeddings(draft: Draft, found: Streams) -> Iterator[Knob]:
         if not embeds or entry.growing != [1] or entry.declared_fold is not None:
             continue
         k = Scale.of(copies(draft, entry, 1))
-        says = f"the model multiplies {entry.name} by the root of its width"
-        settings = [
-            Setting(f"{entry.name} is used as it is"),
-            _fold(says, [entry.name], k**-_ROOT, fills={1: _ROOT}),
-        ]
+        settings = [Setting(), _fold([entry.name], k**-_ROOT, fills={1: _ROOT})]
         yield settings[::-1] if entry.name in found.rooted else settings

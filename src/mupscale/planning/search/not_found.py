@@ -10,7 +10,8 @@ from ...errors import Fault, NotExact
 from ...rules.scale import ONE
 from ..draft import Draft
 from ..facts.modules import leaking_pads
-from .first_wrong_call import Alignment, Deviation
+from .first_wrong_call import Deviation
+from .trials import TrialOutcome
 
 Sizes = frozenset[tuple[int, int]]
 """Sizes of growing axes, in the base and in the wide model."""
@@ -23,23 +24,16 @@ class NoPlanError(NotExact):
     """The sizes that grow where the nearest hypothesis went wrong; empty where that is not known."""
 
 
-def not_found(
-    made: Draft,
-    tried: int,
-    out_of_time: bool,
-    nearest: str,
-    where: Deviation | None,
-    aligned: Alignment | None,
-) -> NoPlanError:
-    """The error for two models without an exact plan."""
-    what = f"none passes the gradient identity; nearest: {nearest}"
+def not_found(made: Draft, tried: int, ended: bool, nearest: TrialOutcome) -> NoPlanError:
+    """The error for two models without an exact plan; `ended` says that the search came to its limit."""
+    what = f"none passes the gradient identity; nearest: {nearest.says}"
     faults = [Fault("search.no_exact_plan", f"{tried} hypotheses tried", what)]
-    if out_of_time:
+    if ended:
         faults.append(
             Fault("search.ended_at_limit", "the search", "it ended at its limit of trials or of time")
         )
-    if where is not None and aligned is not None:
-        faults.append(_place(where, aligned))
+    if nearest.deviation is not None:
+        faults.append(_place(nearest.deviation))
     if made.ways.pads:
         faults += leaking_pads(made.models[0], "build the wide model at a whole multiple")
     for name, reader in made.conflicts.items():
@@ -53,12 +47,12 @@ def not_found(
                 )
             )
     error = NoPlanError("no exact plan was found for these two models", faults)
-    if where is not None and aligned is not None:
-        error.sizes = sizes_at_fault(where, aligned)
+    if nearest.deviation is not None:
+        error.sizes = sizes_at_fault(nearest.deviation)
     return error
 
 
-def sizes_at_fault(where: Deviation, aligned: Alignment) -> Sizes:
+def sizes_at_fault(where: Deviation) -> Sizes:
     """The sizes that grow at the first wrong call: in its output, or in its inputs, or where its factor comes from.
 
     Channels from 3 to 6 that are summed. The loss doubles, and nothing in the call that returns it grows:
@@ -66,22 +60,23 @@ def sizes_at_fault(where: Deviation, aligned: Alignment) -> Sizes:
     >>> import torch
     >>> from fractions import Fraction
     >>> from mupscale.models.calls import traced
+    >>> from mupscale.planning.search.first_wrong_call import Alignment
     >>> from mupscale.planning.search.up_to_copies import Comparison
     >>> def trace(n: int):
     ...     x = torch.ones(n).double()
     ...     return traced(torch.nn.Identity(), lambda: x.exp().sum().neg())[1]
     >>> aligned = Alignment(trace(3), trace(6), Comparison({Fraction(2)}))
-    >>> sizes_at_fault(Deviation(2, aligned.base.calls[2], aligned.factor(2)), aligned)
+    >>> sizes_at_fault(aligned.first(2))
     frozenset({(3, 6)})
     """
     calls = [where.index] if where.call is not None else []
     for index in calls:
-        base, wide = aligned.base.calls[index], aligned.wide.calls[index]
+        base, wide = where.aligned.base.calls[index], where.aligned.wide.calls[index]
         found = _growing(base.outputs, wide.outputs) or _growing(base.inputs, wide.inputs)
         if found:
             return found
-        makers = (parent for parent in base.parents if parent is not None and aligned.factor(parent) != ONE)
-        calls += [parent for parent in makers if parent not in calls]
+        made = (parent for parent in base.parents if parent is not None and parent not in calls)
+        calls += [parent for parent in made if where.aligned.factor(parent) != ONE]
     return frozenset()
 
 
@@ -90,7 +85,7 @@ def _growing(base: Sequence[Tensor], wide: Sequence[Tensor]) -> Sizes:
     return frozenset((n, m) for a, b in shapes for n, m in zip(a, b, strict=True) if n != m)
 
 
-def _place(where: Deviation, aligned: Alignment) -> Fault:
+def _place(where: Deviation) -> Fault:
     """The first call whose output does not consist of copies of the base's."""
     if where.call is None:
         return Fault(
@@ -102,7 +97,7 @@ def _place(where: Deviation, aligned: Alignment) -> Fault:
     call = where.call
     module = call.path or "the model or the loss"
     place = f"{module}, {call.name}" + (f" at {call.line}" if call.line else "")
-    factors = set(map(str, aligned.input_factors(call)))
+    factors = set(map(str, where.aligned.input_factors(call)))
     if where.excess is not None and where.excess != ONE:
         factors = {str(where.excess)}
     if factors:

@@ -19,8 +19,8 @@ from ...rules.scale import Scale
 from ..draft import Draft
 from ..knobs import Setting
 from .absorb import Absorbers, Way
-from .first_wrong_call import Alignment, Deviation
-from .reshapes import Hint, layout_settings
+from .first_wrong_call import Deviation
+from .reshapes import Hint, hints, layout_settings
 
 _BLIND = tuple(Fraction(n, 2) for n in (-2, -1, 1, 2))
 """Exponents of k that are tried where no factor of a single call helps, as for `(T + eye(w)) @ x`."""
@@ -31,34 +31,34 @@ class Proposals:
 
     def __init__(self, made: Draft, base: Trace) -> None:
         self.made, self.absorbers, self.base = made, Absorbers(base), base
+        self.hints: list[tuple[int, Hint | int]] = []
         self.patterns: dict[str, list[str]] = {}
         for name in made.entries:
             self.patterns.setdefault(pattern_of(name), []).append(name)
 
-    def folds(self, trial: Draft, where: Deviation, aligned: Alignment) -> Iterator[Setting]:
+    def folds(self, trial: Draft, where: Deviation) -> Iterator[Setting]:
         """Folds that set the wrong call right, the likeliest first."""
         if where.call is None:
             return
         if where.excess is not None:
             yield from self._settings(trial, self.absorbers.ways(where.index, where.excess**-1))
             return
-        for mend in aligned.mends(where.index):
+        for mend in where.aligned.mends(where.index):
             yield from self._settings(trial, self.absorbers.of_inputs(where.index, mend))
 
-    def guesses(self, trial: Draft, where: Deviation, aligned: Alignment) -> Iterator[Setting]:
+    def guesses(self, trial: Draft, where: Deviation) -> Iterator[Setting]:
         """Folds before the wrong call that are tried although none sets it right by itself."""
-        if where.call is None or where.excess is not None or next(aligned.mends(where.index), None):
+        if where.call is None or where.excess is not None or next(where.aligned.mends(where.index), None):
             return
         for exponent in _BLIND:
-            for k in aligned.compare.bases:
+            for k in where.aligned.compare.bases:
                 yield from self._settings(trial, self._inputs(where.index, k**exponent))
 
-    def layouts(
-        self, trial: Draft, where: Deviation, known: Sequence[tuple[int, Hint | int]]
-    ) -> Iterator[Setting]:
+    def layouts(self, trial: Draft, where: Deviation) -> Iterator[Setting]:
         """Layouts of the tensors around the wrong call."""
         if where.call is not None and where.excess is None:
-            yield from layout_settings(trial, self.base, where.index, known)
+            self.hints = self.hints or hints(self.base, where.aligned.wide)
+            yield from layout_settings(trial, self.base, where.index, self.hints)
 
     def _inputs(self, index: int, scale: Scale) -> list[Way]:
         call = self.base.calls[index]
@@ -97,9 +97,7 @@ def _setting(trial: Draft, made: Draft, way: Mapping[str, Scale]) -> Setting:
             folds[name] = scale
         else:
             roles[name] = flipped
-    factors = {pattern_of(name): scale for name, scale in way.items()}
-    text = ", ".join(f"{name} times {scale}" for name, scale in factors.items())
-    return Setting(text, roles=roles, folds=folds)
+    return Setting(roles=roles, folds=folds)
 
 
 def _other_role(trial: Draft, name: str, scale: Scale) -> Mapping[int, Role] | None:

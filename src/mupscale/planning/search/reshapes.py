@@ -125,8 +125,7 @@ def layout_settings(
             if option is not None and count < _SETTINGS:
                 count += 1
                 axes = _together(draft, name, dim)
-                says = f"{pattern_of(name)}, axis {dim}, laid out {option}"
-                yield Setting(says, layouts=per_name(axes, option))
+                yield Setting(layouts=per_name(axes, option))
 
 
 def _option(hint: Hint | int, n: int, m: int) -> Layout | None:

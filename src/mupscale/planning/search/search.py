@@ -11,7 +11,8 @@ How it goes for a GPT-2 of 2 heads, doubled. Of its 7 knobs, the one for the row
     2       rows of c_attn in blocks of 8            none
 
 The view that splits the rows into heads of 8 suggests the second hypothesis. Where no call suggests anything that
-helps, knobs are turned one by one: inside the module at fault first, then inside the modules that contain it.
+helps, knobs are turned one by one: inside the module at fault first, then inside the modules that contain it. The search
+ends when nothing is left that a wrong call suggests.
 """
 
 from __future__ import annotations
@@ -34,25 +35,17 @@ from ...proofs.modes import Modes
 from ..draft import Draft
 from ..facts.padded_norms import streams, unpaddable, with_streams
 from ..knobs import Knob, Setting
-from .choices import Choice, Choices, near
+from .choices import Choice, Choices
 from .not_found import not_found
 from .propose import Proposals
-from .reshapes import Hint, hints
 from .trials import TrialOutcome, Trials
 
 _LOG = logging.getLogger("mupscale")
 
-TRIALS = 600
-"""Hypotheses before the search gives up. In `benchmarks/families_wide.json`, made before the search followed calls, 97 of
-99 exact model types needed at most 10 trials, the hardest 265."""
+TRIALS = 200
+"""Hypotheses before the search gives up. Of the models of the zoo DeepFM needs most, 171; of 115 much-used types MiniMax, 39."""
 SECONDS = 120.0
-"""CPU seconds before the search gives up: three times what 600 trials take on small copies."""
-GUIDED = 200
-"""Trials that follow the first wrong call. The rest of `TRIALS` goes to all combinations near the likeliest choice,
-in case the calls were a wrong lead."""
-_PER_SCOPE = 150
-"""Trials in one part of the model before its surroundings are tried: a quarter of all, so that a wrong first lead
-leaves enough for others. Chosen by hand; on the same 11 types, 30 and 600 need as many trials."""
+"""CPU seconds before the search gives up: twice what as many trials take on MiniMax, a small copy with slow calls."""
 _PER_PLACE = 40
 """Knobs turned for one wrong call, and as many layouts. Chosen by hand."""
 _INSIDE = 2
@@ -126,9 +119,8 @@ class _Search:
         self.made = made = with_streams(made, found)
         self.choices = Choices(made, base, self.trials.trace.returned, found)
         self.proposals = Proposals(made, self.trials.trace)
-        self.hints: list[tuple[int, Hint | int]] | None = None
-        self.tried: dict[Choice, TrialOutcome] = {}
-        self.nearest = TrialOutcome((-1.0, 0), (), "no hypothesis could be built", (3.0,))
+        self.tried: set[Choice] = set()
+        self.nearest = TrialOutcome((-2.0, 0), (), "nothing was tried")
         self.started = self.reported = time.process_time()
         self.seconds = seconds
 
@@ -148,48 +140,31 @@ class _Search:
                 trial = outcome.trial or self.made
                 powers = {name: dict(entry.fills) for name, entry in trial.entries.items() if entry.fills}
                 return Found(plan, len(self.tried), identity.worst[1], outcome.gap, unreached, powers)
-        last = self.nearest
-        if last.error is not None:
-            raise last.error  # no hypothesis could be built, so this error is the answer
-        ended = self._over(TRIALS)
-        raise not_found(self.made, len(self.tried), ended, last.says, last.deviation, last.aligned)
+        if self.nearest.error is not None:
+            raise self.nearest.error  # no hypothesis could be built, so this error is the answer
+        raise not_found(self.made, len(self.tried), self._over(), self.nearest)
 
-    def _over(self, trials: int) -> bool:
-        return len(self.tried) >= trials or time.process_time() - self.started > self.seconds
+    def _over(self) -> bool:
+        return len(self.tried) >= TRIALS or time.process_time() - self.started > self.seconds
 
     def _outcomes(self) -> Iterator[TrialOutcome]:
-        """Follow the first wrong call; then climb by knobs alone; then try the rest.
-
-        When no proposal leads to a plan, the knobs near the first fault are turned, and every improvement starts
-        again with the scopes of the new first fault. What is left of `TRIALS` goes to choices near the likeliest
-        one, in case the climb followed a wrong lead.
-        """
-        likeliest = self.choices.likeliest
-        first = self._try(likeliest)
-        yield first
-        yield from self._follow(likeliest, first)
-        yield from self._climb(likeliest)
-        for other in near(likeliest, list(range(len(self.choices.knobs))), self.choices.knobs):
-            if self._over(TRIALS):
-                return
-            if other not in self.tried:
-                yield self._try(other)
-
-    def _follow(self, start: Choice, first: TrialOutcome) -> Iterator[TrialOutcome]:
-        """Try what the first wrong call suggests, and go on from every improvement.
+        """Try the likeliest choice, then what its first wrong call suggests, and go on from every improvement.
 
         All improvements stay open: `_TURN` suggestions of the best one are tried, then as many of the next. A fold
         may set right one place and disturb an earlier one, which another tensor then has to make up for: up to
         `_DEBTS` such folds are followed as well, after the first turn of the others.
         """
-        places = [_Place(first, self._suggested(start, first))]
+        likeliest = self.choices.likeliest
+        first = self._try(likeliest)
+        yield first
+        places = [_Place(first, self._suggested(likeliest, first))]
         while places:
             place = min(places, key=lambda p: (p.used // _TURN, -p.outcome.score[0], -p.outcome.score[1]))
             new = next((c for c in place.suggested if c not in self.tried), None)
             if new is None:
                 places.remove(place)
                 continue
-            if self._over(GUIDED):
+            if self._over():
                 return
             place.used += 1
             outcome = self._try(new)
@@ -205,28 +180,25 @@ class _Search:
 
         Also if the loss agreed before and a layout was added: what wrote in one order may be read in the same.
         """
-        where, aligned = outcome.deviation, outcome.aligned
-        last = self.choices.last(choice)
-        if last is None or where is None or aligned is None or where.call is None:
+        where, last = outcome.deviation, self.choices.last(choice)
+        if last is None or where is None or where.call is None:
             return False
         agreed = bool(last.layouts) and before.score[0] == float("inf")
-        return agreed or (bool(last.folds) and bool(aligned.input_factors(where.call)))
+        return agreed or (bool(last.folds) and bool(where.aligned.input_factors(where.call)))
 
     def _suggested(self, choice: Choice, outcome: TrialOutcome) -> Iterator[Choice]:
         """The choice with one change: a fold, a knob near the fault, a layout, a guessed fold, any knob."""
-        where, aligned, trial = outcome.deviation, outcome.aligned, outcome.trial
+        where, trial = outcome.deviation, outcome.trial
         scopes = list(self.choices.scopes(outcome.where))
         # A call outside all modules, such as the loss itself, has no knobs nearer than all of them.
         inside, around = (scopes[:_INSIDE], scopes[_INSIDE:]) if outcome.where else (scopes, [])
-        if where is None or aligned is None or trial is None:
+        if where is None or trial is None:
             yield from islice(self.choices.turned(choice, [*inside, *around]), _PER_PLACE)
             return
-        if self.hints is None:
-            self.hints = hints(self.trials.trace, aligned.wide)
-        yield from self._with(choice, self.proposals.folds(trial, where, aligned))
+        yield from self._with(choice, self.proposals.folds(trial, where))
         yield from islice(self.choices.turned(choice, inside), _PER_PLACE)
-        yield from self._with(choice, self.proposals.layouts(trial, where, self.hints))
-        yield from self._with(choice, self.proposals.guesses(trial, where, aligned))
+        yield from self._with(choice, self.proposals.layouts(trial, where))
+        yield from self._with(choice, self.proposals.guesses(trial, where))
         yield from islice(self.choices.turned(choice, around), _PER_PLACE)
 
     def _with(self, choice: Choice, settings: Iterator[Setting]) -> Iterator[Choice]:
@@ -234,30 +206,10 @@ class _Search:
             if (moved := self.choices.moved(choice, setting)) is not None:
                 yield moved
 
-    def _climb(self, choice: Choice) -> Iterator[TrialOutcome]:
-        best = self.tried[choice]
-        climbing = True
-        while climbing:
-            climbing = False
-            for scope in self.choices.scopes(best.where):
-                for new in islice(near(choice, scope, self.choices.knobs), _PER_SCOPE):
-                    fresh = new not in self.tried
-                    if fresh and self._over(TRIALS):
-                        return
-                    outcome = self._try(new) if fresh else self.tried[new]
-                    if fresh:
-                        yield outcome
-                    if outcome.score > best.score:
-                        choice, best, climbing = new, outcome, True
-                        break
-                if climbing:
-                    break
-
     def _try(self, choice: Choice) -> TrialOutcome:
-        outcome = self.trials.measure(self.choices.draft(choice), len(choice.moves))
-        # The calls of a trial hold its activations: the nearest one keeps them, and those that are followed.
-        self.tried[choice] = replace(outcome, aligned=None, trial=None)
-        if outcome.rank < self.nearest.rank:
+        outcome = self.trials.measure(self.choices.draft(choice))
+        self.tried.add(choice)
+        if outcome.score > self.nearest.score:
             self.nearest = outcome
         _LOG.debug("trial %d, score %s: %s", len(self.tried), outcome.score, self.choices.describe(choice))
         now = time.process_time()

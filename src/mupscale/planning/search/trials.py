@@ -39,14 +39,11 @@ class TrialOutcome:
     """Module or tensor names (as patterns) at fault."""
     says: str
     """What failed."""
-    rank: tuple[float, ...]
-    """Smaller is nearer: a gradient failed (0), the loss (1), building a plan (2); then where, and how much."""
     plan: Plan | None = None
     identity: Identity | None = None
     gap: float = 0.0
     trial: Draft | None = None
     deviation: Deviation | None = None
-    aligned: Alignment | None = None
     error: MupscaleError | None = None
     """Why no plan could be built from it."""
 
@@ -67,50 +64,36 @@ class Trials:
         if not self._agrees(evaluated(base, loss).value):
             raise MupscaleError(DRAWS, code="search.loss_not_repeatable")
 
-    def measure(self, trial: Draft, moves: int) -> TrialOutcome:
-        """How far a draft gets; `moves` is the number of proposals in it."""
+    def measure(self, trial: Draft) -> TrialOutcome:
+        """How far a draft gets."""
         try:
             plan = trial.plan()
             direction = Direction(plan)
         except MupscaleError as error:
-            return TrialOutcome(
-                (-1.0, 0), tuple(f.where for f in error.faults), str(error), (2.0,), error=error
-            )
+            return TrialOutcome((-1.0, 0), tuple(f.where for f in error.faults), str(error), error=error)
         fill_model_(self.wide, self.base, direction, in_place=True)
         wide, trace, _ = self._evaluated(self.wide)
         found = Compared(self.found, wide, plan)
         gap = found.gap
+        aligned = Alignment(self.trace, trace, self.compare)
         if not found.agrees:
-            aligned = Alignment(self.trace, trace, self.compare)
             where = aligned.first(self.last)
             path = where.call.path if where.call is not None else ""
-            # Of hypotheses that fail at the same call, the one with fewer proposals is easier to read.
-            rank = (1.0, -where.index, moves, gap)
             says = f"the loss differs by {gap:.1e}"
             names: tuple[str, ...] = (pattern_of(path),) if path else ()
-            return TrialOutcome(
-                (float(where.index), 0), names, says, rank, trial=trial, deviation=where, aligned=aligned
-            )
+            score: tuple[float, int] = (float(where.index), 0)
+            return TrialOutcome(score, names, says, trial=trial, deviation=where)
         identity, wrong = found.identity, found.wrong
         if not wrong:
-            return TrialOutcome((float("inf"), 0), (), "", (-1.0,), plan, identity, gap, trial=trial)
+            return TrialOutcome((float("inf"), 0), (), "", plan, identity, gap, trial)
         name, worst = identity.worst
         says = f"the loss agrees, the gradient of {name} is off by {worst:.1e}"
         if worst <= GRADIENT_TOLERANCE:
             name, worst = wrong[0], found.buffers[wrong[0]]
             says = f"loss and gradients agree, and forward leaves {name} off by {worst:.1e}"
-        aligned = Alignment(self.trace, trace, self.compare)
         names = tuple(dict.fromkeys(map(pattern_of, wrong)))
         score = (float("inf"), -len(wrong))
-        return TrialOutcome(
-            score,
-            names,
-            says,
-            (0.0, worst),
-            trial=trial,
-            deviation=aligned.harmless(self.last),
-            aligned=aligned,
-        )
+        return TrialOutcome(score, names, says, trial=trial, deviation=aligned.harmless(self.last))
 
     def _evaluated(self, model: nn.Module) -> tuple[Evaluated, Trace, int]:
         """The loss, the gradients (of the wide model only if the loss agrees), all calls, and which made the loss."""

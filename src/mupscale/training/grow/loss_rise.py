@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...arguments import shown
 from ...errors import MupscaleError
-from ...noise.kinds import Noise, PairedNoise, given_size
+from ...noise.kinds import AddedNoise, Noise, PairedNoise, given_size
 from ...proofs.identity import Loss, keeping_buffers
 from ...proofs.modes import in_mode
 from ...tensors.random_states import forked
@@ -86,6 +86,8 @@ def less_of(noise: Noise) -> str:
     ('write SignalNoise(0.1)', 'write smaller sizes in MupNoise')
     """
     size, kind = given_size(noise), type(noise).__name__
+    if not isinstance(noise, AddedNoise):
+        return f"check the plan: {kind} moves no output where it is exact"
     if not isinstance(size, (int, float)) or size <= 0:
         return f"write smaller sizes in {kind}"
     word = "t=" if isinstance(noise, PairedNoise) and noise.t is not None else ""
