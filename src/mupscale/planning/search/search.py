@@ -200,6 +200,9 @@ class _Search:
         yield from self._with(choice, self.proposals.layouts(trial, where))
         yield from self._with(choice, self.proposals.guesses(trial, where))
         yield from islice(self.choices.turned(choice, around), _PER_PLACE)
+        if where.call is None:  # after calls that differ nothing shows whether one knob alone is right
+            for one in self.choices.turned(choice, scopes):
+                yield from self.choices.turned(one, scopes)
 
     def _with(self, choice: Choice, settings: Iterator[Setting]) -> Iterator[Choice]:
         for setting in settings:
