@@ -63,12 +63,14 @@ class Comparison:
 
         Shapes that cannot be compared give 1: nothing speaks against them.
         """
-        found: list[Scale | None] = []
+        compared = False
         for zeros in (True, False):  # a whole multiple may consist of copies, or of one of each and zeros
             pair = _profiles(base, wide, zeros)
-            if pair is not None and (not found or pair[0].numel() == pair[1].numel() > 0):
-                found.append(self._factor(*pair))
-        return next((scale for scale in found if scale is not None), None if found else ONE)
+            if pair is not None and (not compared or pair[0].numel() == pair[1].numel() > 0):
+                compared = True
+                if (scale := self._factor(*pair)) is not None:
+                    return scale
+        return None if compared else ONE
 
     def _factor(self, x: Tensor, y: Tensor) -> Scale | None:
         size, other = (float(t.abs().max()) if t.numel() else 0.0 for t in (x, y))
