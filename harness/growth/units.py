@@ -29,7 +29,7 @@ NAMES = (
     "glu_module", "experts_routed", "instancenorm_affine", "batchnorm_cumulative", "unit_length", "heads_grow",
     "cosine_heads_grow", "relative_bias_heads_grow", "latent_attention", "einsum_heads_grow", "house_llama",
     "gpt_heads_grow", "gpt_tied_heads_grow", "vit_heads_grow", "house_lstm", "lstm_bidirectional", "lstm_cell", "house_resnet",
-    "flatten", "matrix_factorisation", "hf_llama_tied_heads_grow",
+    "flatten", "matrix_factorisation", "hf_llama_tied_heads_grow", "nanogpt_heads_grow",
 )  # fmt: skip
 QUICK = ("mlp_gelu", "swiglu_fused", "heads_grow", "gpt_heads_grow", "house_lstm")
 MOST = {"worst": 1e-11, "jump": 1e-10, "jump32": 1e-5}

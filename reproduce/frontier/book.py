@@ -87,7 +87,8 @@ class Book:
             for name in midrun.names(self.sizes):
                 if self.mid_run(name, units) is None:
                     yield f"a: {units} units: {name}"
-        for name in unseen.NAMES if self.sizes.cited_unseen else ():
+        more = unseen.NEW_UNITS if self.sizes.cited_new_units else ()
+        for name in (*unseen.NAMES, *more) if self.sizes.cited_unseen else ():
             if self.unseen(name) is None:
                 yield f"d: {name}"
         for base in self.sizes.cited_bases if self.sizes.cited_new_units else ():
@@ -189,6 +190,21 @@ def regret(book: Book) -> float | None:
     if recipe is None or tuned is None:
         return None
     return recipe.mean - tuned.mean if book.nats else recipe.mean / tuned.mean - 1
+
+
+def new_units_regret(book: Book, name: str) -> tuple[Seen, Seen, float] | None:
+    """One arm by new units without a sweep, the tuned point of all ways to grow, and what the first loses to it.
+
+    The tuning seed chooses among the tuned points, of copies and of both readers.
+    """
+    tuned = [
+        book.unseen(each) for each in ("tuned", *(reader + unseen.TUNED for reader in new_units.METHODS))
+    ]
+    ours, points = book.unseen(name), [point for point in tuned if point is not None]
+    if ours is None or len(points) < len(tuned):
+        return None
+    best = min(points, key=lambda point: point.choose)
+    return ours, best, ours.mean - best.mean if book.nats else ours.mean / best.mean - 1
 
 
 def carried_over_others(book: Book, figure: str) -> float | None:

@@ -12,10 +12,11 @@ from dataclasses import replace
 
 from .choose import Arm, Known, runs_of, scratch, search
 from .sizes import Finished, Sizes
-from .spec import Method, Spec
+from .spec import Method, Spec, State
 
 METHODS: Mapping[str, Method] = {"new units": "new_units", "copied readers": "copied_readers"}
 KEPT = ", moments kept"
+BASE_RATE = ", the base's rate"
 PEERS: Mapping[str, Method] = {"HyperCloning": "tiling", "Net2Wider": "net2wider"}
 RATE = 0.5
 """The peak over that of the base: the best of a quarter, a half and one for finished bases."""
@@ -36,7 +37,7 @@ def arm(known: Known, sizes: Sizes, base: Finished, name: str, extra: float) -> 
         theirs = replace(grown, method=PEERS[name])
         rates = (RATE * start.lr, start.lr)
         return trained.then(search(known, lambda lr: replace(theirs, lr=lr), rates, sizes.extend))
-    return trained.then(Arm((), _untuned(grown, name)))
+    return trained.then(Arm((), untuned(grown, name)))
 
 
 def mid_run(known: Known, sizes: Sizes, name: str, units: int) -> Arm:
@@ -47,7 +48,7 @@ def mid_run(known: Known, sizes: Sizes, name: str, units: int) -> Arm:
     if narrow.chosen is None:
         return narrow
     grown = replace(narrow.chosen, width=TIMES * sizes.narrow, start=narrow.chosen, at=SHARE)
-    return narrow.then(Arm((), _untuned(grown, name)))
+    return narrow.then(Arm((), untuned(grown, name)))
 
 
 def names(sizes: Sizes, base: Finished) -> tuple[str, ...]:
@@ -57,9 +58,11 @@ def names(sizes: Sizes, base: Finished) -> tuple[str, ...]:
 
 
 def mid_run_names(sizes: Sizes) -> tuple[str, ...]:
-    """The arms of a budget for everything: the widths that are near, then growth."""
-    widths = (sizes.narrow, 3 * sizes.narrow // 2, TIMES * sizes.narrow)
-    return (*(f"{width} throughout" for width in widths), *METHODS)
+    """The arms of a budget for everything: the widths that are near and multiples of the reference, then growth."""
+    near = (sizes.narrow, 3 * sizes.narrow // 2, TIMES * sizes.narrow)
+    widths = [width for width in near if width % sizes.reference == 0]
+    faster = tuple(f"{name}{BASE_RATE}" for name in METHODS if sizes.both_rates)
+    return (*(f"{width} throughout" for width in widths), *METHODS, *faster)
 
 
 def specs(known: Known, sizes: Sizes) -> Iterator[Spec]:
@@ -77,7 +80,9 @@ def _runs(arms: list[Arm], sizes: Sizes) -> Iterator[Spec]:
     return runs_of(arms, (sizes.tuning_seed, *sizes.seeds))
 
 
-def _untuned(grown: Spec, name: str) -> Spec:
+def untuned(grown: Spec, name: str, rate: float = RATE) -> Spec:
     """The run that an arm asks for, from one at the peak of the base."""
-    method = METHODS[name.removesuffix(KEPT)]
-    return replace(grown, lr=RATE * grown.lr, method=method, state="kept" if name.endswith(KEPT) else "empty")
+    short = name.removesuffix(KEPT).removesuffix(BASE_RATE)
+    peak = 1.0 if name.endswith(BASE_RATE) else rate
+    state: State = "kept" if name.endswith(KEPT) else "empty"
+    return replace(grown, lr=peak * grown.lr, method=METHODS[short], state=state)

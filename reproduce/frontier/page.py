@@ -48,8 +48,9 @@ runs below end with a rate of zero, because runs that people finish do, and they
   half, as the mean of seeds {seeds} with the distance between them in brackets. Rates are powers of two; the best one is
   inside of the grid, or one factor of two from the rate that was tuned at the middle budget.
 - One unit is {unit:.3g} FLOPs, {steps:,} steps at width {reference}.
-- Two more studies are smaller: a stock Llama with two layers on BPE tokens of textbooks (OpenStax, AdamW), and a ResNet-18 on
-  CIFAR-10 (SGD with momentum). The schedule and the rules of choosing are the same.
+- Three more studies are smaller: a stock Llama with two layers on BPE tokens of textbooks (OpenStax, AdamW), a stock GPT-2 with
+  two layers on the same tokens, and a ResNet-18 on CIFAR-10 (SGD with momentum). The schedule and the rules of choosing are
+  the same.
 """
 _LIMITS = """\
 ## Limits

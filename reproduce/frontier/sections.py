@@ -6,7 +6,7 @@ from math import log2
 from textwrap import fill
 
 from . import exactness, midrun, new_units_tables, unseen
-from .book import Book, Seen, mid_run_contest, regret
+from .book import Book, Seen, mid_run_contest, new_units_regret, regret
 from .new_units import METHODS
 from .noise_rule import RULES, regrets
 from .spec import Spec
@@ -139,29 +139,61 @@ def without_a_sweep(stored: list[Book]) -> str:
         sizes = book.sizes
         chosen = book.known(recipe.chosen)
         assert chosen is not None
-        what = {
-            "mlp": f"MLP of {sizes.depth} layers",
-            "text": "Llama on text",
-            "images": "ResNet on CIFAR-10",
-        }
-        told = f"{lost:+.4f} nats" if book.nats else f"{100 * lost:+.1f} %"
         rows.append(
-            f"| {what[book.name]}, {sizes.wide // sizes.unseen_k} → {sizes.wide} | {mean_cell(recipe)}, "
-            f"t = {chosen['noise']['t']:g} on seed {sizes.tuning_seed} | {cell(tuned)} | {told} |"
+            f"| {_unseen(book)} | {mean_cell(recipe)}, "
+            f"t = {chosen['noise']['t']:g} on seed {sizes.tuning_seed} | {cell(tuned)} | {_lost(book, lost)} |"
         )
     if not rows:
         return ""
     return f"""\
 ## Without a sweep
 
-The recipe without a sweep: grow at a quarter of the FLOPs, keep the base's rate, let `AutoNoise(steps=…)` choose the noise.
-The tuned point is the best of a grid of noises and of the base's rate, half and twice of it. These settings had no part in
-the recipe.
+Copies: grow at a quarter of the FLOPs, keep the base's rate, let `AutoNoise(steps=…)` choose the noise. The tuned point is
+the best of a grid of noises and of the base's rate, half and twice of it. These settings had no part in the recipe.
 
-| | recipe | tuned | regret |
+| | copies by the recipe | tuned copies | regret |
+|---|---|---|---|
+{chr(10).join(rows)}
+{_new_units_without_a_sweep(stored)}"""
+
+
+def _new_units_without_a_sweep(stored: list[Book]) -> str:
+    """New units at half of the base's rate against the best tuned point of every way; "" while nothing is stored."""
+    rows = []
+    for book in stored:
+        for name in METHODS:
+            if (found := new_units_regret(book, name)) is not None:
+                ours, best, lost = found
+                how = "copies" if best.chosen.method == "ours" else best.chosen.method.replace("_", " ")
+                rows.append(
+                    f"| {_unseen(book)}, {name} | {cell(ours)} | {cell(best)}, {how} | {_lost(book, lost)} |"
+                )
+    if not rows:
+        return ""
+    return f"""
+New units: grow at the same time, at half of the base's rate, with nothing to tune. The tuned point is the best of tuned
+copies and of new units with both kinds of readers at a quarter, a half and the whole of the base's rate. The Llama had a
+part in choosing this rule, the other settings had none.
+
+| | without a sweep | tuned | regret |
 |---|---|---|---|
 {chr(10).join(rows)}
 """
+
+
+def _unseen(book: Book) -> str:
+    """A setting of stage d in words."""
+    what = {
+        "mlp": f"MLP of {book.sizes.depth} layers",
+        "text": "Llama on text",
+        "images": "ResNet on CIFAR-10",
+        "layernorm": "GPT-2 on text",
+    }
+    return f"{what[book.name]}, {book.sizes.wide // book.sizes.unseen_k} → {book.sizes.wide}"
+
+
+def _lost(book: Book, lost: float) -> str:
+    return f"{lost:+.4f} nats" if book.nats else f"{100 * lost:+.1f} %"
 
 
 def _arm(name: str) -> str:

@@ -59,6 +59,8 @@ class Sizes:
     """How often a grid grows when its best point is at its edge."""
     both_states: bool = True
     """Whether new units on the first base are also run with the moments of what was there."""
+    both_rates: bool = False
+    """Whether new units in mid-run are also run at the peak of the base."""
     stop: float = 1.0
     """The share of the remaining steps that the comparison of optimizer states takes."""
 
@@ -113,13 +115,21 @@ TEXT = Sizes(
     mid_run=(1,),
     shares=(0.25,),
     extend=1,
-    both_states=False,
+    both_rates=True,
     stop=0.02,
     cited_bases=(Finished(32, 1),),
-    cited_extras=(1.0,),
     cited_exactness=False,
     cited_unseen=True,
     cited_mid_run=(1,),
+)
+STEP_GPT2 = 201_326_592
+"""FLOPs of one step of the GPT-2 at width 32, with as many windows."""
+LAYERNORM = replace(
+    TEXT,
+    unit=2000 * STEP_GPT2,
+    order=("d",),
+    cited_bases=(),
+    cited_mid_run=(),
 )
 STEP_RESNET = 1_689_747_456
 """FLOPs of one step of the ResNet at width 8, with 128 images."""

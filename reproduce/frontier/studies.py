@@ -1,4 +1,4 @@
-"""The models that are studied, each with its sizes and a store of its own: an MLP, text and images."""
+"""The models that are studied, each with its sizes and a store of its own: an MLP, text, images, and a GPT-2 on the text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..data import CACHE
 from ..setting import Setting
 from ..store import RESULTS, Store
 from . import images, text
-from .sizes import HERE, IMAGES, SMOKE, SMOKE_IMAGES, SMOKE_TEXT, TEXT, Sizes
+from .sizes import HERE, IMAGES, LAYERNORM, SMOKE, SMOKE_IMAGES, SMOKE_TEXT, TEXT, Sizes
 from .spec import Spec
 from .task import made_up, task
 from .train import Trainer
@@ -44,6 +44,13 @@ STUDIES: Mapping[str, Study] = {
         Study("mlp", "frontier.jsonl", HERE, lambda spec: task(spec.layers)),
         Study("text", "frontier_text.jsonl", TEXT, lambda spec: text.task(), "directions.jsonl", nats=True),
         Study("images", "frontier_images.jsonl", IMAGES, lambda spec: images.task()),
+        Study(
+            "layernorm",
+            "frontier_layernorm.jsonl",
+            LAYERNORM,
+            lambda spec: text.task(build=text.gpt2),
+            nats=True,
+        ),
     )
 }
 SMALLEST: Mapping[str, Study] = {

@@ -16,11 +16,13 @@ from .book import (
     carried_over_others,
     cited_contest,
     mid_run_contest,
+    new_units_regret,
     regret,
     ruled_contest,
     sunk_contest,
 )
 from .choose import Arm
+from .new_units import METHODS
 from .noise_rule import RULES, regrets
 
 
@@ -107,6 +109,11 @@ def _show(book: Book, say: Callable[[str], object]) -> None:
     for name in unseen.NAMES:
         say(_row(name, [_cell(book.unseen(name))]))
     say(_row("regret", [_told(regret(book))]))
+    for name in unseen.NEW_UNITS:
+        say(_row(name, [_cell(book.unseen(name))]))
+    for name in METHODS:
+        found = new_units_regret(book, name)
+        say(_row(f"regret of {name}", [_told(None if found is None else found[2])]))
     if book.grown:
         say(f"\nrules for the noise, {len(book.grown)} cases: mean and worst regret in per cent")
         for case in book.grown:

@@ -1,4 +1,4 @@
-"""Text: a stock Llama of transformers on BPE tokens of textbooks, a setting that had no part in any choice of the library.
+"""Text: a stock Llama of transformers on BPE tokens of textbooks, and a stock GPT-2, whose norms subtract a mean.
 
 OpenStax stands in for a web corpus. Held-out windows are split in two, as the rows of the MLP are.
 """
@@ -43,7 +43,7 @@ def fields(width: int, layers: int = LAYERS) -> dict[str, Any]:
     }
 
 
-def build(width: int) -> nn.Module:
+def llama(width: int) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     stock: Any = LlamaForCausalLM
@@ -51,10 +51,34 @@ def build(width: int) -> nn.Module:
     return model
 
 
+def gpt2(width: int) -> nn.Module:
+    """As many heads as the Llama has, and no dropout: every run here sees its text at most once."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    stock: Any = GPT2LMHeadModel
+    config = GPT2Config(
+        vocab_size=WORDS,
+        n_positions=CONTEXT,
+        n_embd=width,
+        n_layer=LAYERS,
+        n_head=width // HEAD,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        initializer_range=0.05,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    model: nn.Module = stock(config)
+    return model
+
+
 def task(
     tokens: Callable[[], Tokens] = lambda: subwords(WORDS),
     reference: int = 32,
     measured: int = MEASURED,
+    build: Callable[[int], nn.Module] = llama,
 ) -> Setting:
     """The setting."""
 
@@ -89,7 +113,7 @@ def task(
         return {"input_ids": tokens, "attention_mask": torch.zeros(ROWS, 1, CONTEXT, CONTEXT)}
 
     return Setting(
-        "llama",
+        build.__name__,
         build,
         loss,
         measure,

@@ -1,7 +1,8 @@
-"""Stage d: the recipe without a sweep against the tuned point, on a setting that chose nothing.
+"""Stage d: growing without a sweep against the tuned point, on a setting that chose nothing.
 
-The recipe is the base's own rate, a quarter of the FLOPs, and noise by the library's rule for the steps that follow. The
-tuned point is the best of the grid of noises, at the base's rate and at half and twice of it.
+The recipe of copies is the base's own rate, a quarter of the FLOPs, and noise by the library's rule for the steps that
+follow. Its tuned point is the best of the grid of noises, at the base's rate and at half and twice of it. New units grow
+after the same share at half of the base's rate; their tuned point is the best of a quarter, a half and one.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .choose import Arm, Known, best, runs_of, scratch, search
+from .new_units import METHODS, RATE, untuned
 from .sizes import Sizes
 from .spec import Spec
 
 SHARE = 0.25
 NAMES = ("recipe", "tuned")
+TUNED = ", tuned"
+NEW_UNITS = tuple(name + tuned for name in METHODS for tuned in ("", TUNED))
 
 
 def arm(known: Known, sizes: Sizes, name: str) -> Arm:
@@ -27,6 +31,11 @@ def arm(known: Known, sizes: Sizes, name: str) -> Arm:
         return replace(start, width=sizes.wide, start=start, at=SHARE, noise=noise)
 
     chosen = base.chosen
+    if name in NEW_UNITS:
+        grown = replace(chosen, width=sizes.wide, start=chosen, at=SHARE)
+        factors = (RATE, 0.5 * RATE, 1.0) if name.endswith(TUNED) else (RATE,)
+        runs = [untuned(grown, name.removesuffix(TUNED), factor) for factor in factors]
+        return base.then(best(known, runs))
     if name == "recipe":
         return base.then(best(known, [replace(at(chosen, 0.0), by_rule=True)]))
     noise = search(known, lambda t: at(chosen, t), sizes.noises, sizes.extend)
@@ -38,5 +47,5 @@ def arm(known: Known, sizes: Sizes, name: str) -> Arm:
 
 
 def specs(known: Known, sizes: Sizes) -> Iterator[Spec]:
-    arms = [arm(known, sizes, name) for name in NAMES]
+    arms = [arm(known, sizes, name) for name in (*NAMES, *NEW_UNITS)]
     yield from runs_of(arms, sizes.seeds)

@@ -139,3 +139,19 @@ def test_what_cannot_be_started_is_refused_with_lines_that_work():
     refusal(lambda: mu.rewarm_(wide, 1000), "argument.wrong_type", where="mu.GrowthSchedule(1000)")  # type: ignore[arg-type]
     refusal(lambda: mu.rewarm_(wide, NEW, peak_lr=0.0), "argument.not_a_number", where="peak_lr")
     refusal(lambda: mu.rewarm_(wide.optimizer, NEW), "argument.wrong_type", where="run")  # type: ignore[arg-type]
+
+
+def test_the_state_of_optimizers_can_be_emptied_but_not_where_it_holds_weights():
+    run = ended("one group")
+    assert run.optimizer.state
+    kept = mu.rewarm_(run, NEW, peak_lr=1e-2)
+    assert kept.optimizer.state
+    again = mu.rewarm_(run, NEW, peak_lr=1e-2, empty_state=True)
+    assert not again.optimizer.state
+    trained(again, 20)
+    model = net(4)
+    averaging = mu.Run(model, torch.optim.ASGD(model.parameters(), lr=0.1))
+    model(torch.ones(2, 3)).sum().backward()
+    averaging.optimizer.step()
+    refusal(lambda: mu.rewarm_(averaging, NEW, empty_state=True), "state.holds_weights", where="ASGD")
+    assert averaging.optimizer.state

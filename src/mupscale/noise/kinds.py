@@ -120,7 +120,7 @@ CLASSES: Mapping[str, Callable[[float], AddedNoise]] = {
 }
 """The class of every scheme in `rules/schemes.py`, by its name."""
 EXAMPLES = f"MupNoise(0.1), SignalNoise({DEFAULT_T}) or PairedNoise(1.0)"
-"""The three schemes as messages show them."""
+"""The schemes that part copies, as messages show them."""
 
 
 def wrong_noise(noise: object) -> list[Fault]:
@@ -130,7 +130,7 @@ def wrong_noise(noise: object) -> list[Fault]:
     ['argument.wrong_type']
     """
     if not isinstance(noise, Noise):
-        return wrong_kind("noise", noise, get_args(Noise), f"write {EXAMPLES}")
+        return wrong_kind("noise", noise, get_args(Noise), f"write NewUnits(), {EXAMPLES}")
     if isinstance(noise, SplitNoise):
         return []
     if isinstance(noise, NewUnits):

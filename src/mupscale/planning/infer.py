@@ -304,7 +304,8 @@ def _undecided(made: Draft) -> list[Fault]:
 def _undecided_pads(made: Draft) -> list[Fault]:
     """Zeros pass through activations that map 0 to 0; what a norm over them asks of other tensors is measured."""
     faults = list(unpaddable(made))
-    remedy = f"use whole multiples, or {_MEASURE}"
+    # New units are zeros at every size, so another size would not help them.
+    remedy = _MEASURE if made.ways.by == "units" else f"use whole multiples, or {_MEASURE}"
     padded = any(made.padded(entry, dim) for entry in made.entries.values() for dim in entry.growing)
     norms = {path: made.entries[gain].module[0] for path, gain in padded_norms(made).items()}
     if made.ways.pads and padded:

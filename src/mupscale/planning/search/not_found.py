@@ -35,7 +35,9 @@ def not_found(made: Draft, tried: int, ended: bool, nearest: TrialOutcome) -> No
     if nearest.deviation is not None:
         faults.append(_place(nearest.deviation))
     if made.ways.pads:
-        faults += leaking_pads(made.models[0], "build the wide model at a whole multiple")
+        by_units = made.ways.by == "units"
+        remedy = 'write by="copies"' if by_units else "build the wide model at a whole multiple"
+        faults += leaking_pads(made.models[0], remedy)
     for name, reader in made.conflicts.items():
         if made.entries[name].declared_fold is None:
             faults.append(

@@ -91,25 +91,24 @@ def upscale(
     """
     start = base if isinstance(base, Run) else Run(base)
     copies = by == "copies" or recipe is not None or not isinstance(noise, NewUnits | None)
-    if noise is None and recipe is None:
-        noise = AutoNoise() if copies else NewUnits()
-    faults = _unusable(start, noise, lr, peak_lr, recipe, seed, loss)
+    waking: Noise | AutoNoise = (AutoNoise() if copies else NewUnits()) if noise is None else noise
+    faults = _unusable(start, waking if recipe is None else noise, lr, peak_lr, recipe, seed, loss)
     ways = Ways(by or ("copies" if copies else "units"))
     faults += wrong_step_cost(start.schedulers, step_cost)
     raise_faults("upscale cannot use what it was given", faults)
     if recipe is not None:
-        noise, lr = recipe.noise, recipe.lr if start.optimizers else None
+        waking, lr = recipe.noise, recipe.lr if start.optimizers else None
     check_start(start)
     set_rates_ = new_rates(start, lr, peak_lr)
     built = build(wide)
     chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), prove, ways)
     if recipe is not None:
         start = at_recipe(recipe, start, chosen, rules)
-    sized, resolved, choice = _sized(start, wide, noise, chosen, seed, loss, settings=prove)
+    sized, resolved, choice = _sized(start, wide, waking, chosen, seed, loss, settings=prove)
     direction = Direction(chosen, noise=resolved)
     grown = carry(start, built, wide, direction, rules, settings=prove)
     set_rates_(grown)
-    jumping = isinstance(noise, AutoNoise) and noise.may_jump
+    jumping = isinstance(waking, AutoNoise) and waking.may_jump
     less = "write AutoNoise(), which takes less" if jumping else less_of(sized)
     losses = None if loss is None else _losses(loss, start.model, grown.model, seed, choice, less)
     _LOG.info("%s", _summary(chosen, losses))
@@ -163,7 +162,7 @@ def _unusable(
 def _sized(
     run: Run,
     wide: Make,
-    noise: Noise | AutoNoise | None,
+    noise: Noise | AutoNoise,
     plan: Plan,
     seed: int,
     loss: Loss | None,
@@ -173,7 +172,6 @@ def _sized(
     exempt = exempt_of(run.model, plan, "base")
     seed = unused_seed(seed, run.since, run.provenance.seeds)
     choice = None
-    assert noise is not None
     if isinstance(noise, AutoNoise):
         assert loss is not None
         choice = choose_noise(

@@ -18,6 +18,7 @@ from ...arguments import wrong_kind, wrong_number
 from ...errors import Fault, raise_faults
 from ...optimizers.rates import Rates, set_rate_
 from ...optimizers.schedulers import driven_by
+from ...rules.optimizers import rule_for
 from ...runs.run import Run
 from .schedules import GrowthSchedule
 
@@ -29,13 +30,18 @@ _PEAK = 0.5
 0.8 % of the best, for MLPs and for text and at several widths, without a factor for the width."""
 
 
-def rewarm_(run: Run, schedule: GrowthSchedule, *, peak_lr: float | None = None) -> Run:
+def rewarm_(
+    run: Run, schedule: GrowthSchedule, *, peak_lr: float | None = None, empty_state: bool = False
+) -> Run:
     """Start a new schedule on a run whose schedule has ended; returns the run with one new scheduler per optimizer.
 
     Earlier schedulers are dropped, and so is the `initial_lr` that they left behind. The new peak is half of the earlier
     schedule's, or `peak_lr`: the new peak of the first group, written at the reference. All other groups, of all
     optimizers, keep their ratio to it. Without a scheduler the present rate counts as the earlier peak. Call it before or
     after the run is grown. The rates of the run's optimizers are set in place.
+
+    With `empty_state` the optimizers also begin with no moments, as new ones do: the better start after growth by new
+    units in the stored runs. It is refused for optimizers that keep copies of the weights in their state.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 4)
@@ -49,8 +55,25 @@ def rewarm_(run: Run, schedule: GrowthSchedule, *, peak_lr: float | None = None)
     """
     faults = wrong_kind("run", run, Run, "write rewarm_(mu.Run(model, optimizer), schedule)")
     raise_faults("no schedule can be started", faults)
+    if empty_state:
+        raise_faults("the state of an optimizer cannot be emptied", _holding_weights(run))
     new = new_schedulers_(run.optimizers, schedule, peak_lr, ended=run.schedulers)
+    for optimizer in run.optimizers if empty_state else ():
+        optimizer.state.clear()
     return replace(run, schedulers=tuple(new))
+
+
+def _holding_weights(run: Run) -> list[Fault]:
+    """A fault for every optimizer with copies of the weights in its state; raises for one whose state is not known."""
+    faults = []
+    for optimizer in run.optimizers:
+        rows = rule_for(type(optimizer)).every_row
+        copies = {key for row in rows for key, state in row.state.items() if state.copy}
+        if held := sorted(copies & {key for state in optimizer.state.values() for key in state}):
+            what = f"its state {held[0]!r} is a copy of the weights, which would be lost"
+            where = type(optimizer).__name__
+            faults.append(Fault("state.holds_weights", where, what, "leave out empty_state=True"))
+    return faults
 
 
 def new_schedulers_(
