@@ -44,6 +44,8 @@ _LOG = logging.getLogger("mupscale")
 
 TRIALS = 200
 """Hypotheses before the search gives up. Of the models of the zoo DeepFM needs most, 171; of 115 much-used types MiniMax, 39."""
+UNITS_TRIALS = 60
+"""The same for plans by new units, behind which copies are tried: of the rows of `growth.py --only units` the most is 31."""
 SECONDS = 120.0
 """CPU seconds before the search gives up: twice what as many trials take on MiniMax, a small copy with slow calls."""
 _PER_PLACE = 40
@@ -145,7 +147,8 @@ class _Search:
         raise not_found(self.made, len(self.tried), self._over(), self.nearest)
 
     def _over(self) -> bool:
-        return len(self.tried) >= TRIALS or time.process_time() - self.started > self.seconds
+        most = UNITS_TRIALS if self.made.ways.by == "units" else TRIALS
+        return len(self.tried) >= most or time.process_time() - self.started > self.seconds
 
     def _outcomes(self) -> Iterator[TrialOutcome]:
         """Try the likeliest choice, then what its first wrong call suggests, and go on from every improvement.
