@@ -90,7 +90,7 @@ class Found:
     width: int
     seed: int
     halving: bool
-    recipe: mu.Recipe
+    recipe: mu.tuning.Recipe
     base: Mapping[Point, Sequence[float]]
     wide: Mapping[Point, Sequence[float]]
 

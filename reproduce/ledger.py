@@ -11,7 +11,7 @@ from fractions import Fraction
 from math import ceil, inf
 from statistics import fmean, median
 
-from mupscale import Recipe
+from mupscale.tuning import Recipe
 from mupscale.tuning.cost import ACCOUNTS, ComparedRuns, Cost, Number
 
 SMOOTH = 5

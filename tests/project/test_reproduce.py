@@ -83,7 +83,7 @@ def start_of(setting, sigma=0.0, width=None, k=2, steps=5):
     if setting.optimizer is torch.optim.AdamW:
         constants |= {"eps": 1e-8, "betas": [0.9, 0.999]}
     name = f"torch.optim.{setting.optimizer.__name__}"
-    recipe = mu.Recipe(
+    recipe = mu.tuning.Recipe(
         name, constants, sigma, k=k, tensors=TensorGrowth.all_of(plan, None), width=setting.reference,
         reference=setting.reference, base_lr=0.01,
     )  # fmt: skip

@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from optuna.storages import InMemoryStorage
 
 from harness.refusals import refused
-from mupscale import Recipe
 from mupscale.cli.main import main
 from mupscale.reports.bars import bars_of, steps_in_full, steps_taken
 from mupscale.reports.known import Known, Sweep, know, tried_rows
@@ -25,6 +24,7 @@ from mupscale.reports.lines import curves_of, draw_curves
 from mupscale.reports.maps import draw_map, draw_rungs, is_grid
 from mupscale.reports.report import report
 from mupscale.reports.widths import cautions, draw_widths, why_not
+from mupscale.tuning import Recipe
 from mupscale.tuning.engine import open_storage
 from mupscale.tuning.grid import Point
 from mupscale.tuning.ledger import Ledger

@@ -130,7 +130,7 @@ def test_a_gain_over_five_seeds_is_worth_it_and_the_recipe_is_next(tmp_path):
     assert "choose noise 0.2 and rate" in one.facts[0]
     assert one.facts[1].startswith("Growing is worth it at equal FLOPs: growing lowers the loss by")
     [use] = one.commands
-    assert use.startswith("mu.upscale(run, make_wide, recipe=mu.Recipe.read(")
+    assert use.startswith("mu.upscale(run, make_wide, recipe=mu.tuning.Recipe.read(")
     assert Verdict("a", ["b"], "c:", ["d"]).__str__() == "verdict: a\n  b\nnext: c:\n  d"
 
 

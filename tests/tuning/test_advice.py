@@ -100,17 +100,17 @@ def test_what_fades_is_worth_less_in_a_long_run():
 
 
 def test_each_choice_is_made_where_its_arm_is_best(known):
-    saturated = mu.advise(BASE, spent=4e12, budget=1e12, to=WIDE)
+    saturated = mu.tuning.advise(BASE, spent=4e12, budget=1e12, to=WIDE)
     assert (saturated.choice, saturated.after) == ("grow", 0.0)
-    assert mu.advise(BASE, spent=4e10, budget=1e10, to=WIDE).choice == "stay"
-    assert mu.advise(BASE, spent=0, budget=4e12, to=WIDE).choice == "scratch"
+    assert mu.tuning.advise(BASE, spent=4e10, budget=1e10, to=WIDE).choice == "stay"
+    assert mu.tuning.advise(BASE, spent=0, budget=4e12, to=WIDE).choice == "scratch"
 
 
 def test_the_choice_turns_with_what_growing_is_worth(known):
     asked: dict[str, Any] = {"spent": 2e12, "budget": 2e12, "to": WIDE}
-    assert mu.advise(BASE, **asked).choice == "grow"
+    assert mu.tuning.advise(BASE, **asked).choice == "grow"
     known(growth=replace(GROWTH, worth=0.0, kept=1.0), law=replace(LAW, size=0.0))
-    assert mu.advise(BASE, **asked).choice == "stay"
+    assert mu.tuning.advise(BASE, **asked).choice == "stay"
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_the_choice_turns_with_what_growing_is_worth(known):
 )
 def test_outside_the_measured_range_there_is_arithmetic_only(known, asked, said):
     inside: dict[str, Any] = {"params": BASE, "spent": 2e12, "budget": 2e12, "to": WIDE}
-    assert mu.advise(**inside).choice != "not measured at this size"
-    told = mu.advise(**{**inside, **asked})
+    assert mu.tuning.advise(**inside).choice != "not measured at this size"
+    told = mu.tuning.advise(**{**inside, **asked})
     assert (told.choice, told.sure, told.arm, told.after) == (
         "not measured at this size",
         "not measured",
@@ -140,18 +140,22 @@ def test_outside_the_measured_range_there_is_arithmetic_only(known, asked, said)
 
 
 def test_rounded_sizes_at_the_edge_are_inside(known):
-    assert mu.advise(4e3 / 1.04, spent=2e12, budget=2e12, to=WIDE).choice != "not measured at this size"
-    assert mu.advise(4e3 / 1.06, spent=2e12, budget=2e12, to=WIDE).choice == "not measured at this size"
+    assert (
+        mu.tuning.advise(4e3 / 1.04, spent=2e12, budget=2e12, to=WIDE).choice != "not measured at this size"
+    )
+    assert (
+        mu.tuning.advise(4e3 / 1.06, spent=2e12, budget=2e12, to=WIDE).choice == "not measured at this size"
+    )
 
 
 def test_how_sure_it_is_depends_on_how_far_off_the_law_was(known):
-    arms = mu.advise(BASE, spent=4e12, budget=1e12, to=WIDE).arms
+    arms = mu.tuning.advise(BASE, spent=4e12, budget=1e12, to=WIDE).arms
     best, second = sorted(arm.loss or inf for arm in arms)[:2]
     ahead = log(second / best)
     said = []
     for error in (ahead / 2.1, ahead / 1.5, ahead / 0.9):
         known(growth=replace(GROWTH, contrast=error))
-        told = mu.advise(BASE, spent=4e12, budget=1e12, to=WIDE)
+        told = mu.tuning.advise(BASE, spent=4e12, budget=1e12, to=WIDE)
         assert told.arm is not None
         assert told.arm.between is not None
         assert told.arm.between[0] < best < told.arm.between[1]
@@ -162,21 +166,24 @@ def test_how_sure_it_is_depends_on_how_far_off_the_law_was(known):
 def test_your_own_losses_replace_the_law_and_never_make_it_sure(known):
     asked: dict[str, Any] = {"spent": 4e12, "budget": 1e12, "to": WIDE}
     own = runs_of(replace(LAW, floor=0.2))
-    told = mu.advise(BASE, **asked, losses=own)
+    told = mu.tuning.advise(BASE, **asked, losses=own)
     assert told.source.startswith("your losses")
-    assert mu.advise(BASE, **asked).source.endswith("for other models or data pass losses")
+    assert mu.tuning.advise(BASE, **asked).source.endswith("for other models or data pass losses")
     assert told.arm is not None
     assert told.arm.between is not None
     assert told.arm.between[0] > 0.2
-    assert (mu.advise(BASE, **asked).sure, told.sure) == ("sure", "leaning")
-    assert mu.advise(BASE, spent=4e12, budget=8e12, to=WIDE, losses=own).choice == "not measured at this size"
+    assert (mu.tuning.advise(BASE, **asked).sure, told.sure) == ("sure", "leaning")
+    assert (
+        mu.tuning.advise(BASE, spent=4e12, budget=8e12, to=WIDE, losses=own).choice
+        == "not measured at this size"
+    )
     with refused("advice.not_a_finished_run", where="losses[1]"):
-        mu.advise(BASE, **asked, losses=[(1e4, 1e12, 0.3), (1e4, 0, 0.3)])
+        mu.tuning.advise(BASE, **asked, losses=[(1e4, 1e12, 0.3), (1e4, 0, 0.3)])
 
 
 def test_every_arm_spends_the_budget(known):
     for spent, decayed in ((0, True), (1e11, False), (1e12, True)):
-        told = mu.advise(
+        told = mu.tuning.advise(
             BASE, spent=spent, budget=1e12, to=[WIDE, 8e4], decayed=decayed, batch=512, context=2
         )
         for arm in told.arms:
@@ -188,7 +195,7 @@ def test_every_arm_spends_the_budget(known):
 
 def test_a_base_on_its_way_may_grow_now_or_later_and_a_finished_one_now(known):
     def moments(**asked):
-        told = mu.advise(BASE, budget=1e12, to=WIDE, **asked)
+        told = mu.tuning.advise(BASE, budget=1e12, to=WIDE, **asked)
         return [
             arm.phases[0].flops if len(arm.phases) > 1 else 0.0 for arm in told.arms if arm.kind == "grow"
         ]
@@ -200,7 +207,7 @@ def test_a_base_on_its_way_may_grow_now_or_later_and_a_finished_one_now(known):
 
 def test_a_finished_base_keeps_less_than_one_that_goes_on(known):
     def stay(decayed):
-        return mu.advise(BASE, spent=1e12, budget=1e12, to=WIDE, decayed=decayed).arms[0].loss
+        return mu.tuning.advise(BASE, spent=1e12, budget=1e12, to=WIDE, decayed=decayed).arms[0].loss
 
     assert stay(False) == pytest.approx(LAW.loss(BASE, 2e12))
     assert stay(True) == pytest.approx(LAW.loss(BASE, 1.5e12))
@@ -208,17 +215,19 @@ def test_a_finished_base_keeps_less_than_one_that_goes_on(known):
 
 def test_what_cannot_be_compared_is_refused_at_once():
     found = refusal(
-        lambda: mu.advise(-1, spent=-1, budget=0, to=[]), "argument.not_a_number", "advice.no_wider_size"
+        lambda: mu.tuning.advise(-1, spent=-1, budget=0, to=[]),
+        "argument.not_a_number",
+        "advice.no_wider_size",
     )
     assert [fault.where for fault in found.faults] == ["params", "spent", "budget", "to"]
     with refused("advice.not_wider_than_base", where="to"):
-        mu.advise(1e6, spent=0, budget=1e15, to=2)
+        mu.tuning.advise(1e6, spent=0, budget=1e15, to=2)
 
 
 def test_the_stored_fit_comes_with_the_package():
     found = stored()
     assert found.to_json() == (Path(advice.__file__).parent / "law.json").read_text("utf-8")
-    assert mu.advise(1e9, spent=1e20, budget=1e20, to=2e9).choice == "not measured at this size"
+    assert mu.tuning.advise(1e9, spent=1e20, budget=1e20, to=2e9).choice == "not measured at this size"
 
 
 # What a directory tells
@@ -360,7 +369,7 @@ def test_the_benchmark_fails_without_a_store_and_not_with_a_small_one(tmp_path):
 
 def test_a_law_from_nothing_measures_nothing(known):
     known(NOTHING.law, NOTHING.growth)
-    told = mu.advise(BASE, spent=1e12, budget=1e12, to=WIDE)
+    told = mu.tuning.advise(BASE, spent=1e12, budget=1e12, to=WIDE)
     assert told.choice == "not measured at this size"
     assert "never measured" in str(told)
     assert not [arm for arm in told.arms if arm.loss is not None]

@@ -23,7 +23,7 @@ class Command:
     >>> command.line({"--width": "16", "--seed": "1"})
     'mupscale tune proxy.py --width 16 -k 2 --no-halving --seed 1'
     >>> command.applied(Path("tuning"), 2)
-    "mu.upscale(run, make_wide, recipe=mu.Recipe.read('tuning/recipe.json'))"
+    "mu.upscale(run, make_wide, recipe=mu.tuning.Recipe.read('tuning/recipe.json'))"
     """
 
     proxy: str
@@ -39,7 +39,7 @@ class Command:
         """How the recipe in this folder is applied; directories are the proxies that are given a text."""
         path = str(folder / "recipe.json")
         if "--data" not in self.options:
-            return f"mu.upscale(run, make_wide, recipe=mu.Recipe.read({path!r}))"
+            return f"mu.upscale(run, make_wide, recipe=mu.tuning.Recipe.read({path!r}))"
         out = f"{self.proxy.rstrip('/')}-x{k}"
         return shlex.join(["mupscale", "upscale", self.proxy, out, "-k", str(k), "--recipe", path])
 

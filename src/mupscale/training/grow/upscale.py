@@ -148,7 +148,11 @@ def _unusable(
         remedy = f"write {name}=1e-3, for example, or leave it out"
         faults += [] if rate is None else wrong_number(name, rate, remedy)
     faults += [] if loss is None else wrong_function("loss", loss, "model")
-    faults += [] if recipe is None else wrong_kind("recipe", recipe, Recipe, "write recipe=Recipe.read(path)")
+    faults += (
+        []
+        if recipe is None
+        else wrong_kind("recipe", recipe, Recipe, "write recipe=mu.tuning.Recipe.read(path)")
+    )
     if isinstance(recipe, Recipe):
         faults += wrong_with_recipe(recipe, loss, noise=noise, lr=lr, peak_lr=peak_lr)
     empty = [name for name, kind, t in named_tensors(run.model) if kind == "parameter" and t.is_meta]
