@@ -414,3 +414,30 @@ def test_gradient_checkpointing_of_transformers_is_carried_or_named():
     grown: Any = wide.model
     grown.gradient_checkpointing_enable()
     assert calls_of(grown, of) == 2
+
+
+class Normed(nn.Module):
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.inside, self.norm, self.out = nn.Linear(3, n), nn.RMSNorm(n), nn.Linear(n, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.out(self.norm(self.inside(x)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "times", "warned"), [("bfloat16", 2, True), ("bfloat16", 4, False), ("float32", 2, False)]
+)
+def test_weights_of_16_bits_times_an_irrational_factor_are_warned_of(dtype: str, times: int, warned: bool):
+    kind = getattr(torch, dtype)
+    base, x = Normed(8).to(kind), torch.randn(16, 3)
+
+    def loss(model: nn.Module) -> Any:
+        return (model(x.to(next(model.parameters()).dtype)) - 1).square().mean()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        wide = mu.upscale(base, lambda: Normed(8 * times).to(kind), loss=loss)
+    assert any("inside.weight" in str(warning.message) for warning in caught) == warned
+    same = torch.equal(loss(wide.model), loss(base))
+    assert same or dtype == "float32" or warned, "without a warning the loss stays"

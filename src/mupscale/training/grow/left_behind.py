@@ -14,6 +14,7 @@ in the provenance and nowhere else.
 | hooks and patched methods of modules | measured by the proof, named; warned of without one |
 | step hooks and patched methods of optimizers | warned of |
 | a scheduler that is not part of the run | warned of |
+| bits of 16-bit weights that a factor such as 2^(1/2) rounds off | warned of |
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def hand_over_(
     """
     rows = list(_attributes(base.model, wide.model, direction, "worst" in proof))
     rows += _carry_gradients_(base, wide, direction)
+    rows += _rounded_off(wide.model, direction)
     if _checkpointed(base.model) and not _checkpointed(wide.model):
         what = "on in the base and off in the wide model, which changes memory and speed alone"
         rows.append(Left(CHECKPOINTING, what, False))
@@ -85,6 +87,24 @@ def hand_over_(
         },
         "named": {row.where: row.what for row in rows},
     }
+
+
+def _rounded_off(wide: nn.Module, direction: Direction) -> Iterator[Left]:
+    """A row if weights of 16 bits are multiplied by an irrational factor, which rounds every one of them.
+
+    RMSNorm over 64 channels and 64 zeros divides by 2^(-1/2) of what it did, and what writes these channels makes up for it.
+    """
+    rounded = {}
+    for name, kind, tensor in named_tensors(wide):
+        scale = direction.planned(name)[1].change.s
+        irrational = any(exponent.denominator != 1 for _, exponent in scale.powers)
+        if kind == "parameter" and irrational and tensor.dtype in (torch.bfloat16, torch.float16):
+            kind_of_float = str(tensor.dtype).removeprefix("torch.")
+            rounded[name] = f"multiplied by {scale} in {kind_of_float}, which rounds every entry"
+    if rounded:
+        where, what = next(iter(rounded.items()))
+        many = f"{where} and {len(rounded) - 1} more" if len(rounded) > 1 else where
+        yield Left(many, what, True, "grow a float32 copy of the base, or to 4 or 16 times the width")
 
 
 def _carry_gradients_(base: Run, wide: Run, direction: Direction) -> Iterator[Left]:
