@@ -14,6 +14,8 @@ from .book import NOT_RUN, Book, Seen, new_units_contest, new_units_mid_run_cont
 from .choose import Arm
 from .new_units import KEPT, METHODS, PEERS, TIMES, arm, mid_run_names, names
 from .sizes import Finished
+from .spec import Spec
+from .train import POINTS
 
 Cell = Callable[[Seen | None], str]
 Gain = Callable[[tuple[float, bool] | None, bool], str]
@@ -32,6 +34,39 @@ def base_rows(
         if name not in PEERS:
             gains = [new_units_contest(book, base, name, extra) for extra in extras]
             yield [f"the best alternative {_over(book)} {name}", *(gain(each, book.nats) for each in gains)]
+        if name in METHODS:
+            shares = [ahead_from(book, base, name, extra) for extra in extras]
+            yield [f"{name}: ahead of going on from", *map(_share, shares)]
+
+
+def ahead_from(book: Book, base: Finished, name: str, extra: float) -> float | None:
+    """The share of the new FLOPs from which new units stay below going on; 1 if they never do, None without both curves.
+
+    Curves are means over the reported seeds, at 20 points.
+    """
+    grown, stays = book.new_units(base, name, extra), book.sunk(base, "goes on", extra)
+    if grown is None or stays is None:
+        return None
+    ours, theirs = (_curve(book, each.chosen) for each in (grown, stays))
+    ahead = [one < other for one, other in zip(ours, theirs, strict=True)]
+    behind = max((i for i, below in enumerate(ahead) if not below), default=-1)
+    return (behind + 1) / len(ahead)
+
+
+def _curve(book: Book, spec: Spec) -> list[float]:
+    """The mean held-out loss of the reported seeds after each twentieth of the steps."""
+    curves = []
+    for seed in book.sizes.seeds:
+        found = book.known(spec.with_seed(seed))
+        assert found is not None
+        curves.append([loss for _, loss in found["curve"][-POINTS:]])
+    return [fmean(point) for point in zip(*curves, strict=True)]
+
+
+def _share(share: float | None) -> str:
+    if share is None:
+        return ""
+    return "the first twentieth" if share == 0 else "never" if share == 1 else f"{share:.0%} of these FLOPs"
 
 
 def mid_run_rows(book: Book, cell: Cell, gain: Gain) -> Iterator[list[str]]:

@@ -54,7 +54,9 @@ _NEW_UNITS = (
     '`mu.upscale(…, by="units")` adds units that write nothing yet, so the loss does not change. Their readers are random (new '
     "units) or copies of trained readers with noise of their size (copied readers). Nothing is tuned: the peak is half of the "
     "base's and warmed up again, the optimizer begins empty, and all tensors keep the rates that they have at the base's "
-    "width. `upscale` itself leaves the moments of what was there; rows with moments kept show what they are worth. Rows of finished bases are in the tables above. In mid-run every column has the same total FLOPs."
+    "width. `upscale` itself leaves the moments of what was there, and `rewarm_(…, empty_state=True)` empties them; rows with "
+    "moments kept show what they are worth. Rows of finished bases are in the tables above. In mid-run every column has the "
+    "same total FLOPs."
 )
 
 
