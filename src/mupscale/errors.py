@@ -144,7 +144,7 @@ TYPES: dict[type[MupscaleError], str] = {
         axis.parts_differ_in_copies axis.shrinks_by_copies depth.block_changes_output depth.gradient_differs
         depth.new_part_awake depth.odd_waking_gradient depth.waking_changes_loss experts.gradient_differs
         experts.loss_differs experts.moved_before_waking experts.waking_changes_loss family.rows_change_the_loss
-        growth.gradient_differs growth.outputs_differ layout.cannot_be_cut layout.heads_differ layout.not_aligned
+        growth.gradient_differs growth.outputs_differ growth.waking_moves_loss layout.cannot_be_cut layout.heads_differ layout.not_aligned
         layout.pad_between_copies model.embedding_max_norm model.norm_groups_grow model.parametrized_weight
         model.weight_norm_direction optimizer.cannot_be_exact optimizer.decay_of_folded_gain
         optimizer.divides_zero_by_zero optimizer.measures_folded_gain optimizer.not_widened_exactly

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import mupscale as mu
 from harness.closeness import EXACT, assert_same_model
@@ -243,3 +244,121 @@ def test_noise_means_copies_and_an_unknown_way_is_refused():
     assert copies(mu.NewUnits(), by="copies") == 2
     refusal(lambda: copies(by="halves"), "argument.unknown_way")
     refusal(lambda: copies(by="copies"), "noise.needs_loss")
+
+
+class Experts(nn.Module):
+    """Experts as one parameter of (experts, in, out), which no module explains: both orders of in and out are exact asleep."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.inside, self.norm, self.router, self.out = (
+            nn.Linear(3, n),
+            nn.LayerNorm(n),
+            nn.Linear(n, 2),
+            nn.Linear(n, 1),
+        )
+        self.up = nn.Parameter(torch.randn(2, n, 2 * n) / n**0.5)
+        self.down = nn.Parameter(torch.randn(2, 2 * n, n) / n**0.5)
+
+    def forward(self, x):
+        x = self.inside(x)
+        h = self.norm(x)
+        y = torch.einsum("bef,efn->ben", F.gelu(torch.einsum("bn,enf->bef", h, self.up)), self.down)
+        return self.out(x + (y * self.router(h).softmax(-1).unsqueeze(-1)).sum(1))
+
+
+class Positions(nn.Module):
+    """A raw parameter is added to what writes the stream, so both have to be cut there."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.inside, self.positions = nn.Linear(3, n), nn.Parameter(torch.randn(16, n))
+        self.norm, self.out = nn.RMSNorm(n), nn.Linear(n, 1)
+
+    def forward(self, x):
+        return self.out(self.norm(self.inside(x) + self.positions))
+
+
+def frozen(n):
+    model = plain(n)
+    model[0].requires_grad_(False)
+    return model
+
+
+LEARNING = {
+    "experts in one tensor": (Experts, 8, {"4x2", "8+8"}),
+    "positions": (Positions, 6, {"4+2"}),
+    "a frozen layer that new units read with": (frozen, 6, {"4+2"}),
+    # Zeros behind RMSNorm stay zero in front of ReLU, where it has no gradient.
+    "ReLU behind RMSNorm": (
+        lambda n: nn.Sequential(nn.Linear(3, n), nn.RMSNorm(n), nn.ReLU(), nn.Linear(n, 1)),
+        8,
+        {"4x2"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LEARNING)
+def test_what_is_new_learns_and_the_loss_stays(case):
+    make, width, ways = LEARNING[case]
+    torch.manual_seed(1)
+    x, base = torch.randn(16, 3), make(4)
+
+    def loss(model):
+        return (model(x.to(next(model.parameters()).dtype)) - 1).square().mean()
+
+    trained = [p for p in base.parameters() if p.requires_grad]
+    wide = mu.upscale(mu.Run(base, torch.optim.AdamW(trained, lr=1e-2)), lambda: make(width), loss=loss)
+    torch.testing.assert_close(loss(wide.model), loss(base), rtol=1e-5, atol=0)
+    assert wide.plan is not None
+    axes = [axis for entry in wide.plan.tensors.values() for axis in entry.axes if axis.grows]
+    assert {str(axis).partition(": ")[2] for axis in axes} == ways
+    before = {name: p.detach().clone() for name, p in wide.model.named_parameters() if p.requires_grad}
+    for _ in range(3):
+        wide.optimizer.zero_grad()
+        loss(wide.model).backward()
+        wide.optimizer.step()
+    for name, old in before.items():
+        moved = (wide.model.get_parameter(name) != old).flatten()
+        for dim, axis in enumerate(wide.plan[name].axes):
+            new = [i for i in range(axis.wide) if axis.grows and i >= axis.base]
+            if new and len(old.shape) > 1:
+                part = moved.view(old.shape).index_select(dim, torch.tensor(new))
+                assert bool(part.any()), (name, dim)
+
+
+class UnitLength(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, n), nn.Parameter(torch.randn(5, n))
+
+    def forward(self, x):
+        return F.normalize(F.gelu(self.a(x)), dim=-1) @ F.normalize(self.b, dim=-1).T
+
+
+def test_a_loss_that_waking_would_move_is_refused_and_copies_that_stay_equal_are_warned_of():
+    torch.manual_seed(0)
+    x = torch.randn(16, 3)
+
+    def loss(model):
+        return (model(x.to(next(model.parameters()).dtype)) - 1).square().mean()
+
+    base = weight_normed(4)
+    refusal(lambda: mu.upscale(base, lambda: weight_normed(8), loss=loss), "growth.waking_moves_loss")
+    with pytest.warns(UserWarning, match="4 -> 8"):
+        mu.upscale(UnitLength(4), lambda: UnitLength(8), loss=loss)
+    error = refusal(
+        lambda: mu.upscale(UnitLength(4), lambda: UnitLength(6), loss=loss), "axis.not_whole_copies"
+    )
+    assert "search.waking_moves_loss" in error.codes
+    padded = mu.infer_plan(UnitLength(4), UnitLength(6), loss=loss, by="padded")
+    refusal(
+        lambda: mu.upscale(UnitLength(4), lambda: UnitLength(6), plan=padded, loss=loss),
+        "growth.waking_moves_loss",
+    )
+    refusal(lambda: mu.upscale(plain(4), lambda: plain(8), mu.NewUnits(size=0.0)), "argument.not_a_number")
+
+
+def weight_normed(n):
+    normed = nn.utils.parametrizations.weight_norm
+    return nn.Sequential(nn.Linear(3, n), nn.GELU(), normed(nn.Linear(n, n)), nn.GELU(), nn.Linear(n, 1))

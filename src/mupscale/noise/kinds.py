@@ -163,7 +163,7 @@ def wrong_noise(noise: object) -> list[Fault]:
 
 
 def _wrong_new_units(noise: NewUnits) -> list[Fault]:
-    faults = wrong_number("size", noise.size, "write NewUnits(size=1.0), or another number")
+    faults = wrong_number("size", noise.size, "write NewUnits(size=1.0), or another number", above=True)
     if noise.readers not in get_args(Readers):
         what = f"it is {shown(noise.readers)}, and new units are copied or random"
         faults.append(Fault("noise.unknown_readers", "readers", what, 'write readers="copied" or "random"'))

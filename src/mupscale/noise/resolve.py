@@ -70,6 +70,9 @@ def resolve_noise(
     raise_faults(
         "this noise cannot be added", wrong_noise(noise) or unknown_names(noise, plan, base, seed, exempt)
     )
+    if isinstance(noise, NewUnits):
+        # What a frozen layer reads for new units is drawn too: with zeros, what reads the layer would get no gradient.
+        exempt = replace(exempt, frozen=frozenset(n for n in exempt.frozen if not plan[n].padded))
     measure = base if callable(base) else lambda name, what: statistic(plan[name].source(base), what)
     noisy = noisy_weights(plan, exempt, vectors=noise.vectors)
     everything = noisy_weights(plan, replace(exempt, frozen=frozenset()), vectors=noise.vectors)
@@ -197,9 +200,7 @@ def _given_to_new(name: str, noise: Noise) -> Sigma | None:
 
 def _is_silent(noise: Noise) -> bool:
     """Whether the noise is zero everywhere, which leaves new tensors asleep too."""
-    if isinstance(noise, NewUnits):
-        return noise.readers == "random" and not noise.size
-    if isinstance(noise, SplitNoise):
+    if isinstance(noise, NewUnits | SplitNoise):
         return False
     size = given_size(noise)
     return all(not value for value in (size.values() if isinstance(size, Mapping) else [size]))

@@ -3,7 +3,8 @@
 A new unit works when one side of it is zero. A hidden unit reads and is not read: its row is awake, its column zero. A
 channel of a stream that a norm averages over would change the norm, so it is read and not written. Norms that are modules
 are known (`facts/padded_norms.py`); a norm that is written out in a forward is not, and is found here by waking the units
-in float64 and looking at the loss. Below, units of 4 numbers are brought to unit length before they are read:
+in float64 and looking at the loss. The same trial shows units that would never learn: behind RMSNorm and ReLU a channel that is
+not written is zero, where ReLU has no gradient. Such a space grows by copies. Below, units of 4 numbers are brought to unit length before they are read:
 
 >>> import torch
 >>> import mupscale as mu
@@ -22,10 +23,12 @@ in float64 and looking at the loss. Below, units of 4 numbers are brought to uni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..models.names import named_tensors, pattern_of
 from ..noise.kinds import NewUnits
@@ -35,33 +38,122 @@ from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
 from ..plans.wide_model import fill_model_
+from ..proofs.identity import Evaluated
 from ..tensors.differences import loss_gap
 from .search.not_found import NoPlanError, Sizes
 
 Place = tuple[str, int]
 """A dimension of a tensor, by the tensor's name."""
+Measured = Callable[[nn.Module, Callable[[float], bool]], Evaluated]
+"""Loss and gradients of a model in float64; gradients only where the value of the loss is wanted."""
 _TOLERANCE = 1e-9
 """How far the loss may move in float64. Products with zeros are exact, and sums are rounded in another order; what is not
 cut moves a loss by a thousandth or more."""
+_STEP = 0.01
+"""The length of the one step of gradient descent in the trial, over that of all weights: far above rounding, and small."""
 
 
-def cut_for_waking(plan: Plan, base: nn.Module, wide: nn.Module, loss: Callable[[nn.Module], float]) -> Plan:
-    """The plan with its zeros cut so that new units wake without a change of the loss; raises if no cut does that.
+def cut_for_waking(plan: Plan, base: nn.Module, wide: nn.Module, loss: Measured) -> Plan:
+    """The plan with its zeros cut so that new units wake without a change of the loss, and learn; raises if no cut does that.
 
-    The wide model is written over. Noise is drawn in float32 here, while `loss` computes in float64.
+    The wide model is written over.
     """
-    before, tensors = loss(base), {name: tensor for name, _, tensor in named_tensors(base)}
-    for turned in _sides(plan):
-        tried = plan.with_tensors({n: _turned(n, entry, turned) for n, entry in plan.tensors.items()})
-        if not _can_learn(tried):
+    trial = _Trial(base, wide, loss)
+    never: Sizes = frozenset()
+    for tried in _plans(plan, trial):
+        if not _can_learn(tried) or trial.gap(tried) > _TOLERANCE:
             continue
-        noise = resolve_noise(tensors, NewUnits(), plan=tried, exempt=exempt_of(base, tried, "base"))
-        fill_model_(wide, base, Direction(tried, noise=noise), in_place=True)
-        if loss_gap(before, loss(wide)) <= _TOLERANCE:
-            return tried if turned else plan
-    error = NoPlanError("waking new units would change the loss", code="search.waking_moves_loss")
-    error.sizes = _padded_sizes(plan)
+        if not (dead := trial.dead(tried)):
+            return tried
+        never = never or dead
+    what = "new units would never get a gradient" if never else "waking new units would change the loss"
+    code = "search.new_units_never_learn" if never else "search.waking_moves_loss"
+    error = NoPlanError(what, code=code)
+    error.sizes = never or _padded_sizes(plan)
     raise error
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Two models on which plans are woken. Noise is drawn in float32 here, while `loss` computes in float64."""
+
+    base: nn.Module
+    wide: nn.Module
+    loss: Measured
+
+    @cached_property
+    def before(self) -> Evaluated:
+        return self.loss(self.base, lambda value: True)
+
+    def gap(self, plan: Plan, only: Callable[[str], bool] = lambda name: True) -> float:
+        """How far the loss moves when the tensors that are wanted wake."""
+        tensors = {name: tensor for name, _, tensor in named_tensors(self.base)}
+        noise = resolve_noise(tensors, NewUnits(), plan=plan, exempt=exempt_of(self.base, plan, "base"))
+        noise = replace(noise, tensors={name: one for name, one in noise.tensors.items() if only(name)})
+        fill_model_(self.wide, self.base, Direction(plan, noise=noise), in_place=True)
+        return loss_gap(self.before.value, self.loss(self.wide, lambda value: False).value)
+
+    def dead(self, plan: Plan) -> Sizes:
+        """The sizes of new units that get no gradient at once and none after a step, in the wide model that was woken last.
+
+        What the loss does not reach in the base, an expert that no example chooses, does not count.
+        """
+        quiet = {(name, dim) for places in _places(plan).values() for name, dim in places}
+        quiet = {
+            place for place in quiet if len(plan[place[0]].axes) > 1 and self._is_reached(plan, place[0])
+        }
+        for _ in range(2):
+            grads = self.loss(self.wide, lambda value: True).grads
+            quiet = {
+                (name, dim)
+                for name, dim in quiet
+                if (grad := grads.get(name)) is None or not bool(_new(plan[name], dim, grad).any())
+            }
+            if not quiet:
+                return frozenset()
+            self._step_(grads)
+        return frozenset((plan[n].axes[dim].base, plan[n].axes[dim].wide) for n, dim in quiet)
+
+    def _is_reached(self, plan: Plan, name: str) -> bool:
+        grads = [self.before.grads.get(source) for source in plan[name].sources]
+        return any(grad is not None and bool(grad.any()) for grad in grads)
+
+    @torch.no_grad()
+    def _step_(self, grads: Mapping[str, Tensor | None]) -> None:
+        tensors = {name: t for name, _, t in named_tensors(self.wide) if grads.get(name) is not None}
+        weights, slopes = (
+            sum(float(t.square().sum()) for t in every) ** 0.5
+            for every in (tensors.values(), [g for g in grads.values() if g is not None])
+        )
+        for name, tensor in tensors.items():
+            grad = grads[name]
+            assert grad is not None
+            tensor -= _STEP * weights / slopes * grad
+
+
+def _new(entry: TensorPlan, dim: int, grad: Tensor) -> Tensor:
+    """The part of a gradient that belongs to the new units of a dimension."""
+    axis = entry.axes[dim]
+    new = [i for i in range(axis.wide) if axis.source(i) is None]
+    return grad.index_select(dim, torch.tensor(new, device=grad.device))
+
+
+def _plans(plan: Plan, trial: _Trial) -> Iterator[Plan]:
+    """The plan, and the plan with its zeros cut elsewhere; last, where a tensor moves the loss that wakes alone."""
+    for turned in _sides(plan):
+        yield _with_turned(plan, turned) if turned else plan
+    alone = {
+        name
+        for name, entry in plan.tensors.items()
+        if entry.kind == "parameter" and entry.grows and trial.gap(plan, name.__eq__) > _TOLERANCE
+    }
+    yield _with_turned(
+        plan, {place for group in _places(plan).values() for place in group if place[0] in alone}
+    )
+
+
+def _with_turned(plan: Plan, turned: set[Place]) -> Plan:
+    return plan.with_tensors({n: _turned(n, entry, turned) for n, entry in plan.tensors.items()})
 
 
 def _padded_sizes(plan: Plan) -> Sizes:

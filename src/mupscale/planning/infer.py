@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..arguments import shown, wrong_function
@@ -25,7 +24,7 @@ from ..models.kinds import KNOWN_NORMS, is_norm
 from ..models.names import pattern_of
 from ..models.need import REACHED, Need
 from ..plans.plan import Plan, Proof
-from ..proofs.identity import Loss, compared
+from ..proofs.identity import Evaluated, Loss, compared, evaluated
 from ..proofs.modes import measured_modes, mode_needs
 from ..rules.products import COPIES, By, Ways
 from ..rules.scale import Exact, Scale
@@ -39,11 +38,9 @@ from .facts.modules import dropout_of_modules, leaking_pads, row_of
 from .facts.padded_norms import padded_norms, streams_by_size, unpaddable, with_streams
 from .facts.unwritten import reading_faults
 from .knobs import copies, layout_knobs
-from .search.not_found import NoPlanError
+from .search.not_found import NoPlanError, Sizes
 from .search.search import Found, search
 
-UNITS_SECONDS = 30.0
-"""CPU seconds of a search by new units, a quarter of what any other search has, because copies are tried after it."""
 _MEASURE = "pass loss= or example_inputs=, and the gradient identity decides"
 
 
@@ -165,19 +162,42 @@ def find_plan(
     The plan that was found is measured once more in the other mode, train or eval, unless `both_modes` is false. Where no
     plan by new units is exact, the spaces at fault grow by copies.
     """
-    limit = UNITS_SECONDS if seconds is None and ways.by == "units" else seconds
-    try:
-        return _found(base, wide, loss, declared, ways, limit, both_modes)
-    except NoPlanError as error:
-        if ways.by != "units":
-            raise
-        sizes = ways.copied | error.sizes
-        # Where no space shows that zeros do not pass through it, all of them grow by copies.
-        again = Ways("units", sizes) if sizes != ways.copied else COPIES
+    waking, given, before = ways.by == "units", declared, None
+    while True:
         try:
-            return find_plan(base, wide, loss, declared, again, seconds, both_modes)
-        except MupscaleError as later:
-            raise (error if again is COPIES else later) from None
+            return _found(base, wide, loss, declared, ways, seconds, both_modes, waking)
+        except MupscaleError as error:
+            if isinstance(error, NoPlanError) and error.roles:
+                declared = replace(declared, roles=error.roles)
+                continue
+            turned, declared = declared is not given, given
+            if turned and ways is COPIES:
+                waking = False
+                continue
+            if ways is COPIES and before is not None:
+                raise before from None
+            if ways.by != "units" or not isinstance(error, NoPlanError):
+                raise
+            sizes = ways.copied | error.sizes
+            raise_faults("these sizes can grow neither by new units nor by copies", _not_whole(error, sizes))
+            # Where no space shows that zeros do not pass through it, all of them grow by copies.
+            ways, before = Ways("units", sizes) if sizes != ways.copied else COPIES, error
+
+
+def _not_whole(error: NoPlanError, sizes: Sizes) -> list[Fault]:
+    """Why new units are not possible, if the sizes at which they are not do not grow by whole copies either."""
+    faults = [
+        Fault(
+            "axis.not_whole_copies",
+            f"{base} -> {wide}",
+            "new units are not possible here, and this is not a whole number of copies",
+            "nearest: " + ", ".join(f"{base * k} (x{k})" for k in (wide // base, wide // base + 1) if k > 1),
+        )
+        for base, wide in sorted(sizes)
+        if wide % base
+    ]
+    why = error.faults or (Fault(error.code, "new units", error.claim),)
+    return [*why, *faults] if faults else []
 
 
 def _found(
@@ -188,6 +208,7 @@ def _found(
     ways: Ways,
     seconds: float | None,
     both_modes: bool,
+    waking: bool,
 ) -> Found:
     made, models = _opened(base, wide, declared, ways, measured=True)
     if not isinstance(base, nn.Module):
@@ -204,13 +225,21 @@ def _found(
                 else {}
             )
     plan = found.plan
-    if ways.by == "units":
+    if waking:
 
-        def measured(model: nn.Module) -> float:
-            with lifted_casts(models[0]), without_dropout(*pair), torch.no_grad():
-                return float(loss(model))
+        def measured(model: nn.Module, wanted: Callable[[float], bool]) -> Evaluated:
+            with lifted_casts(models[0]), without_dropout(*pair):
+                return evaluated(model, loss, wanted)
 
-        plan = cut_for_waking(plan, *pair, measured)
+        try:
+            plan = cut_for_waking(plan, *pair, measured)
+        except NoPlanError as error:
+            if not declared.roles:
+                two = [entry for entry in made.open if len(entry.growing) == 2]
+                error.roles = {e.name: {e.growing[0]: "in", e.growing[1]: "out"} for e in two}
+            if ways.by == "units" or error.roles:
+                raise
+            # A plan of copies is exact asleep; who wakes it looks at the loss.
     plan = replace(plan, needs=plan.needs | observed.needs | mode_needs(modes))
     return replace(found, plan=proved_by(plan, loss, found.unreached, *models), modes=modes)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -22,6 +23,8 @@ class NoPlanError(NotExact):
 
     sizes: Sizes = frozenset()
     """The sizes that grow where the nearest hypothesis went wrong; empty where that is not known."""
+    roles: Mapping[str, Mapping[int, str]] = MappingProxyType({})
+    """Matrices that no module explains, read the other way round: both ways are exact, and one may be the better to wake."""
 
 
 def not_found(made: Draft, tried: int, ended: bool, nearest: TrialOutcome) -> NoPlanError:

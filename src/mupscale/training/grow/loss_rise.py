@@ -79,7 +79,7 @@ def jump_message(before: float, after: float, remedy: str) -> str:
 
 
 def less_of(noise: Noise) -> str:
-    """What to write for less noise of the same kind.
+    """What to write for less noise of the same kind; "" for kinds that move no output.
 
     >>> from mupscale import MupNoise, SignalNoise
     >>> less_of(SignalNoise(0.2)), less_of(MupNoise({"w": 0.3}))
@@ -87,7 +87,7 @@ def less_of(noise: Noise) -> str:
     """
     size, kind = given_size(noise), type(noise).__name__
     if not isinstance(noise, AddedNoise):
-        return f"check the plan: {kind} moves no output where it is exact"
+        return ""
     if not isinstance(size, (int, float)) or size <= 0:
         return f"write smaller sizes in {kind}"
     word = "t=" if isinstance(noise, PairedNoise) and noise.t is not None else ""

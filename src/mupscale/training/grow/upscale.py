@@ -17,13 +17,14 @@ from ...errors import Fault, raise_faults
 from ...models.build import Make, build
 from ...models.example_loss import ExampleInputs
 from ...models.names import named_tensors
-from ...noise.kinds import EXAMPLES, NewUnits, Noise, SignalNoise, wrong_noise
+from ...noise.kinds import EXAMPLES, NewUnits, Noise, SignalNoise, SplitNoise, wrong_noise
 from ...noise.resolve import resolve_noise, unused_seed
 from ...noise.resolved import NoisePlan
 from ...noise.where import exempt_of
 from ...planning.infer import measured_with
 from ...plans.direction import Direction
 from ...plans.plan import Plan
+from ...proofs.compare import tolerance_of
 from ...proofs.identity import Loss
 from ...rules.optimizer_rule import OptimizerRule
 from ...rules.products import By, Ways
@@ -38,6 +39,8 @@ from .loss_rise import is_jump, jump_message, less_of, measured
 from .prove import proved_plan
 
 _LOG = logging.getLogger("mupscale")
+_SMALL = 0.01
+"""A loss that is small because a model fits its batch: outputs near 1 in float32 move its square root by 1e-7."""
 
 
 def upscale(
@@ -111,6 +114,10 @@ def upscale(
     jumping = isinstance(waking, AutoNoise) and waking.may_jump
     less = "write AutoNoise(), which takes less" if jumping else less_of(sized)
     losses = None if loss is None else _losses(loss, start.model, grown.model, seed, choice, less)
+    if isinstance(waking, NewUnits | SplitNoise):
+        given = plan is not None or by == "padded"
+        raise_faults("waking would change the loss", _moved(losses, grown.model, given))
+        _warn_of_equal_copies(chosen, resolved)
     _LOG.info("%s", _summary(chosen, losses))
     begin_stage_(grown.schedulers, step_cost)
     provenance = grown.provenance.noting(
@@ -213,6 +220,46 @@ def _summary(plan: Plan, losses: dict[str, float] | None) -> str:
     return f"grown {', '.join(parts)}{after}"
 
 
+def _moved(losses: dict[str, float] | None, wide: nn.Module, given: bool) -> list[Fault]:
+    """A fault if the loss moved by more than rounding although nothing that reads new units or copies has changed.
+
+    `given` says that the caller chose the plan. Losses below `_SMALL` are compared as if they were as large: the rounding of
+    outputs does not fall with the loss.
+    """
+    if losses is None:
+        return []
+    dtypes = {p.dtype for p in wide.parameters() if p.is_floating_point()}
+    tolerance = max((tolerance_of(dtype, None) for dtype in dtypes), default=0.0)
+    before, after = losses["before"], losses["after"]
+    if abs(after - before) <= tolerance * max(abs(before), _SMALL):
+        return []
+    what = f"it is {before:.6g} before and {after:.6g} after new units and split copies woke"
+    remedy = 'write by="copies", whose noise is chosen by the loss'
+    return [
+        Fault("growth.waking_moves_loss", "the loss", what, "leave out by= and plan=" if given else remedy)
+    ]
+
+
+def _warn_of_equal_copies(plan: Plan, noise: NoisePlan) -> None:
+    """Warn of sizes that grow by copies where no weight that reads them was split: such copies stay equal for ever."""
+    copied: set[tuple[int, int]] = set()
+    parted: set[tuple[int, int]] = set()
+    for name, entry in plan.tensors.items():
+        one = noise.tensors.get(name)
+        for dim, axis in enumerate(entry.axes):
+            if axis.k > 1 and axis.role is not None:
+                copied.add((axis.base, axis.wide))
+                if one is not None and (one.sigma is not None or one.split == dim):
+                    parted.add((axis.base, axis.wide))
+    if equal := sorted(copied - parted):
+        sizes = ", ".join(f"{base} -> {wide}" for base, wide in equal)
+        warnings.warn(
+            f"{sizes} grows by copies that nothing parts: they stay equal in training, and the width is not used; "
+            'write by="copies", whose noise parts them',
+            stacklevel=3,
+        )
+
+
 def _losses(
     loss: Loss, base: nn.Module, wide: nn.Module, seed: int, choice: ChosenNoise | None, less: str
 ) -> dict[str, float]:
@@ -224,7 +271,7 @@ def _losses(
         before, after = (measured(loss, model, seed) for model in (base, wide))
     else:
         before, after = choice.before, choice.after
-    if is_jump(before, after):
+    if is_jump(before, after) and less:
         warnings.warn(jump_message(before, after, less), stacklevel=3)
     elif choice is not None and not choice.found <= 1.5 * choice.rise:
         warnings.warn(
