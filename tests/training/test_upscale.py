@@ -318,6 +318,9 @@ def test_what_is_new_learns_and_the_loss_stays(case):
         wide.optimizer.zero_grad()
         loss(wide.model).backward()
         wide.optimizer.step()
+    if any(entry.cut for entry in wide.plan.tensors.values()):
+        with pytest.warns(UserWarning, match="new units are in use"):
+            mu.narrow(wide, lambda: make(4))
     for name, old in before.items():
         moved = (wide.model.get_parameter(name) != old).flatten()
         for dim, axis in enumerate(wide.plan[name].axes):

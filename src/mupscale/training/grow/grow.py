@@ -6,14 +6,17 @@ weights that would be overwritten.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ...errors import MupscaleError, raise_faults
 from ...models.build import Make, build
 from ...models.example_loss import ExampleInputs
+from ...models.names import named_tensors, unwrap
 from ...planning.infer import measured_with
 from ...plans.direction import Direction
 from ...plans.plan import Plan
@@ -77,7 +80,9 @@ def narrow(
     plan: Plan | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
-    """Narrow a run: every entry is the average of its copies. Undoes `grow`.
+    """Narrow a run: every entry is the average of its copies, and new units are dropped. Undoes `grow`.
+
+    A warning names new units that are in use: without them the loss is another one.
 
     >>> def make(n): return nn.Sequential(nn.Linear(3, n), nn.Linear(n, 2))
     >>> base = make(4)
@@ -92,7 +97,28 @@ def narrow(
         raise MupscaleError(
             "narrow needs the plan by which the run was widened; pass plan=", code="plan.not_given"
         )
+    _warn_of_units_in_use(start.model, chosen)
     direction = Direction(chosen, back=True)
     cut = carry(start, build(base), base, direction, rules)
     hand_over_(start, cut, direction, {})
     return cut
+
+
+def _warn_of_units_in_use(wide: nn.Module, plan: Plan) -> None:
+    """Warn if weights that are zero while new units are asleep, or not trained yet, are not zero."""
+    used = []
+    for name, _, tensor in named_tensors(unwrap(wide)):
+        entry, values = plan.tensors.get(name), tensor.detach()
+        if entry is None or values.is_meta or len(values.shape) < 2 or type(values) is not Tensor:
+            continue
+        for dim in entry.cut:
+            axis = entry.axes[dim]
+            new = [i for i in range(axis.wide) if axis.source(i) is None]
+            if bool(values.index_select(dim, torch.tensor(new, device=values.device)).any()):
+                used.append(name)
+                break
+    if used:
+        many = f" and {len(used) - 1} more" if used[1:] else ""
+        warnings.warn(
+            f"new units are in use ({used[0]}{many}), and the narrow run does not have them", stacklevel=3
+        )
