@@ -360,6 +360,20 @@ def test_a_loss_that_waking_would_move_is_refused_and_copies_that_stay_equal_are
         "growth.waking_moves_loss",
     )
     refusal(lambda: mu.upscale(plain(4), lambda: plain(8), mu.NewUnits(size=0.0)), "argument.not_a_number")
+    with pytest.warns(UserWarning, match="4 -> 6 get no gradient"):
+        mu.upscale(Masked(4), lambda: Masked(6), loss=loss)
+
+
+class Masked(nn.Module):
+    """Zeros behind a buffer of ones turn new units off."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, n), nn.Linear(n, 1)
+        self.register_buffer("mask", torch.ones(n))
+
+    def forward(self, x):
+        return self.b(self.a(x).tanh() * self.mask)
 
 
 def weight_normed(n):

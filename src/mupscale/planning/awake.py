@@ -53,24 +53,30 @@ _STEP = 0.01
 """The length of the one step of gradient descent in the trial, over that of all weights: far above rounding, and small."""
 
 
-def cut_for_waking(plan: Plan, base: nn.Module, wide: nn.Module, loss: Measured) -> Plan:
+def cut_for_waking(plan: Plan, base: nn.Module, wide: nn.Module, loss: Measured) -> tuple[Plan, Sizes]:
     """The plan with its zeros cut so that new units wake without a change of the loss, and learn; raises if no cut does that.
 
-    The wide model is written over.
+    Sizes at which they do not learn, and which are no whole multiples, so that copies are not possible either, are returned
+    as well. The wide model is written over.
     """
     trial = _Trial(base, wide, loss)
-    never: Sizes = frozenset()
+    still: list[tuple[Plan, Sizes]] = []
     for tried in _plans(plan, trial):
         if not _can_learn(tried) or trial.gap(tried) > _TOLERANCE:
             continue
         if not (dead := trial.dead(tried)):
-            return tried
-        never = never or dead
-    what = "new units would never get a gradient" if never else "waking new units would change the loss"
-    code = "search.new_units_never_learn" if never else "search.waking_moves_loss"
-    error = NoPlanError(what, code=code)
-    error.sizes = never or _padded_sizes(plan)
-    raise error
+            return tried, dead
+        still.append((tried, dead))
+    if not still:
+        error = NoPlanError("waking new units would change the loss", code="search.waking_moves_loss")
+        error.sizes = _padded_sizes(plan)
+        raise error
+    tried, dead = still[0]
+    if all(after % before == 0 for before, after in dead):
+        error = NoPlanError("new units would never get a gradient", code="search.new_units_never_learn")
+        error.sizes = dead
+        raise error
+    return tried, dead
 
 
 @dataclass(frozen=True)

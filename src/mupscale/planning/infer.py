@@ -224,7 +224,7 @@ def _found(
                 if both_modes
                 else {}
             )
-    plan = found.plan
+    plan, unlearned = found.plan, Sizes()
     if waking:
 
         def measured(model: nn.Module, wanted: Callable[[float], bool]) -> Evaluated:
@@ -232,7 +232,7 @@ def _found(
                 return evaluated(model, loss, wanted)
 
         try:
-            plan = cut_for_waking(plan, *pair, measured)
+            plan, unlearned = cut_for_waking(plan, *pair, measured)
         except NoPlanError as error:
             if not declared.roles:
                 two = [entry for entry in made.open if len(entry.growing) == 2]
@@ -241,7 +241,8 @@ def _found(
                 raise
             # A plan of copies is exact asleep; who wakes it looks at the loss.
     plan = replace(plan, needs=plan.needs | observed.needs | mode_needs(modes))
-    return replace(found, plan=proved_by(plan, loss, found.unreached, *models), modes=modes)
+    proved = proved_by(plan, loss, found.unreached, *models)
+    return replace(found, plan=proved, modes=modes, unlearned=unlearned)
 
 
 def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...], *models: nn.Module) -> Plan:

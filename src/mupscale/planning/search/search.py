@@ -36,7 +36,7 @@ from ..draft import Draft
 from ..facts.padded_norms import streams, unpaddable, with_streams
 from ..knobs import Knob, Setting
 from .choices import Choice, Choices
-from .not_found import not_found
+from .not_found import Sizes, not_found
 from .propose import Proposals
 from .trials import TrialOutcome, Trials
 
@@ -74,6 +74,8 @@ class Found:
     """Folds that depend on how much of an axis is filled."""
     modes: Modes = field(default_factory=dict)
     """What holds in train and in eval mode; empty where only one was asked for."""
+    unlearned: Sizes = frozenset()
+    """Sizes whose new units get no gradient when they wake."""
 
 
 @dataclass

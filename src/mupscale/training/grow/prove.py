@@ -148,7 +148,9 @@ def _measured_plan(
             return proved, _record(proved, measured.dtype, measured.worst, 1, measured.modes)
         _LOG.info("the plan that shapes suggest is not exact (%s); searching", measured.failure)
     found = find_plan(base, built, loss, Declared(), ways)
-    return found.plan, _record(found.plan, "float64", max(found.worst, found.gap), found.trials, found.modes)
+    record = _record(found.plan, "float64", max(found.worst, found.gap), found.trials, found.modes)
+    sizes = [f"{before} -> {after}" for before, after in sorted(found.unlearned)]
+    return found.plan, {**record, **({"unlearned": sizes} if sizes else {})}
 
 
 def _refuse_unproved(base: nn.Module, built: nn.Module, plan: Plan, prove: bool) -> None:

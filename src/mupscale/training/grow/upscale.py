@@ -118,6 +118,9 @@ def upscale(
         given = plan is not None or by == "padded"
         raise_faults("waking would change the loss", _moved(losses, grown.model, given))
         _warn_of_equal_copies(chosen, resolved)
+        if sizes := proof.get("unlearned"):
+            what = "get no gradient from this loss, so they will not learn"
+            warnings.warn(f"new units of {', '.join(sizes)} {what}", stacklevel=2)
     _LOG.info("%s", _summary(chosen, losses))
     begin_stage_(grown.schedulers, step_cost)
     provenance = grown.provenance.noting(
