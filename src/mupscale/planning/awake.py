@@ -148,14 +148,12 @@ def _plans(plan: Plan, trial: _Trial) -> Iterator[Plan]:
     """The plan, and the plan with its zeros cut elsewhere; last, where a tensor moves the loss that wakes alone."""
     for turned in _sides(plan):
         yield _with_turned(plan, turned) if turned else plan
-    alone = {
-        name
-        for name, entry in plan.tensors.items()
-        if entry.kind == "parameter" and entry.grows and trial.gap(plan, name.__eq__) > _TOLERANCE
-    }
-    yield _with_turned(
-        plan, {place for group in _places(plan).values() for place in group if place[0] in alone}
-    )
+    every = {place for places in _places(plan).values() for place in places}
+    moving: set[str] = set()
+    for pattern in sorted({pattern_of(name) for name, _ in every}):
+        if trial.gap(plan, lambda name, wanted=pattern: pattern_of(name) == wanted) > _TOLERANCE:  # type: ignore[misc]
+            moving.add(pattern)
+    yield _with_turned(plan, {(name, dim) for name, dim in every if pattern_of(name) in moving})
 
 
 def _with_turned(plan: Plan, turned: set[Place]) -> Plan:
