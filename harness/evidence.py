@@ -44,6 +44,7 @@ EVERYTHING = ("src/mupscale",)
 ROOMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("coordinates", "covertype", "exactness", "noise_damage", "noise_sizes", "proof_cost"), GROWTH),
     **dict.fromkeys(("auto_noise", "widen_memory", "zero_noise"), GROWTH),
+    "growth_units": GROWTH,
     "zoo": (*GROWTH, "harness/zoo"),
     "loops": (*GROWTH, "harness/loops"),
     **dict.fromkeys(("growth", "growth_words", "public_models", "families_wide"), FAMILIES),
@@ -58,7 +59,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "advise": ("tuning",),
     "verdict_chance": ("reports",),
     "tuning_cost": (*GROWTH, "tuning"),
-    **dict.fromkeys(("checkpoint_owner", "devices", "first_minutes", "import_time", "start_up"), EVERYTHING),
+    **dict.fromkeys(("checkpoint_owner", "devices", "first_minutes", "import_time", "reword", "start_up"), EVERYTHING),
 }  # fmt: skip
 """A row of docs/benchmarks.json, or what a file of `FILES` holds -> the rooms that its figures depend on.
 
