@@ -350,6 +350,13 @@ def test_the_readme_says_what_is_stored():
     means = {name: seen.mean for name, seen in arms.items() if seen is not None}
     for name in ("grown to 64", "goes on", "scratch 64"):
         assert f"{means[name]:.3f}" in readme, name
+    text = page.books()[1]
+    llama = text.sizes.cited_bases[0]
+    cited = {extra: stored.new_units(base, "copied readers", extra) for extra in (0.25, 1.0)}
+    others = (text.new_units(llama, "copied readers", 1.0), text.sunk(llama, "goes on", 1.0))
+    for seen in (*cited.values(), *others, stored.sunk(base, "goes on", 0.25)):
+        assert seen is not None
+        assert f"{seen.mean:.3f}" in readme, seen
     quarter = sunk_contest(stored, base, 0.25)
     assert quarter is not None
     assert not quarter[1], "with a quarter growing gains nothing"
