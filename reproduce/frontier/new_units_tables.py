@@ -48,18 +48,17 @@ def ahead_from(book: Book, base: Finished, name: str, extra: float) -> float | N
     if grown is None or stays is None:
         return None
     ours, theirs = (_curve(book, each.chosen) for each in (grown, stays))
+    if not ours or not theirs:
+        return None
     ahead = [one < other for one, other in zip(ours, theirs, strict=True)]
     behind = max((i for i, below in enumerate(ahead) if not below), default=-1)
     return (behind + 1) / len(ahead)
 
 
 def _curve(book: Book, spec: Spec) -> list[float]:
-    """The mean held-out loss of the reported seeds after each twentieth of the steps."""
-    curves = []
-    for seed in book.sizes.seeds:
-        found = book.known(spec.with_seed(seed))
-        assert found is not None
-        curves.append([loss for _, loss in found["curve"][-POINTS:]])
+    """The mean held-out loss of the reported seeds after each twentieth of the steps; [] where no curve is stored."""
+    found = [book.known(spec.with_seed(seed)) or {} for seed in book.sizes.seeds]
+    curves = [[loss for _, loss in each.get("curve", [])[-POINTS:]] for each in found]
     return [fmean(point) for point in zip(*curves, strict=True)]
 
 
