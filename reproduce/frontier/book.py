@@ -193,9 +193,9 @@ def regret(book: Book) -> float | None:
 
 
 def new_units_regret(book: Book, name: str) -> tuple[Seen, Seen, float] | None:
-    """One arm by new units without a sweep, the tuned point of all ways to grow, and what the first loses to it.
+    """One arm by new units without a sweep, the lowest tuned point of all ways to grow, and what the first loses to it.
 
-    The tuning seed chooses among the tuned points, of copies and of both readers.
+    It is the lowest by the seeds that are reported, which favours the tuned side.
     """
     tuned = [
         book.unseen(each) for each in ("tuned", *(reader + unseen.TUNED for reader in new_units.METHODS))
@@ -203,7 +203,7 @@ def new_units_regret(book: Book, name: str) -> tuple[Seen, Seen, float] | None:
     ours, points = book.unseen(name), [point for point in tuned if point is not None]
     if ours is None or len(points) < len(tuned):
         return None
-    best = min(points, key=lambda point: point.choose)
+    best = min(points, key=lambda point: point.mean)
     return ours, best, ours.mean - best.mean if book.nats else ours.mean / best.mean - 1
 
 

@@ -173,7 +173,7 @@ def _new_units_without_a_sweep(stored: list[Book]) -> str:
     if not rows:
         return ""
     return f"""
-New units: grow at the same time, at half of the base's rate, with nothing to tune. The tuned point is the best of tuned
+New units: grow at the same time, at half of the base's rate, with nothing to tune. The tuned point is the lowest of tuned
 copies and of new units with both kinds of readers at a quarter, a half and the whole of the base's rate. The Llama had a
 part in choosing this rule, the other settings had none.
 

@@ -96,6 +96,7 @@ HERE = Sizes(
     cited_bases=(Finished(32, 1), Finished(32, 4), Finished(64, 16)),
     cited_unseen=True,
     cited_mid_run=(8, 16),
+    cited_new_units=True,
 )
 STEP_LLAMA = 207_618_048
 """FLOPs of one step of the Llama at width 32, with 8 windows of 64 tokens."""
@@ -129,6 +130,7 @@ LAYERNORM = replace(
     unit=2000 * STEP_GPT2,
     order=("d",),
     cited_bases=(),
+    cited_unseen=False,
     cited_mid_run=(),
 )
 STEP_RESNET = 1_689_747_456
