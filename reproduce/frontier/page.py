@@ -111,6 +111,7 @@ def differences() -> list[str]:
 def _short(books: list[Book]) -> Iterator[str]:
     """One sentence for every cited budget and way to grow, with all cited bases of the first study."""
     stored, readers = books[0], new_units_tables.chosen(books)
+    how = "new units with random readers" if readers == "new units" else f"new units with {readers}"
     sizes = stored.sizes
     for extra in sizes.cited_extras:
         spent = "as many FLOPs again" if extra == 1 else f"{extra:g} times the FLOPs again"
@@ -120,7 +121,7 @@ def _short(books: list[Book]) -> Iterator[str]:
         if readers is not None:
             new = {base: new_units_contest(stored, base, readers, extra) for base in sizes.cited_bases}
             if told := _verdict(new):
-                yield f"Growing it by {readers} {told}."
+                yield f"Growing it by {how} {told}."
     for units in sizes.cited_mid_run:
         found = mid_run_contest(stored, units)
         if found is not None and found[0] < 1:
@@ -132,7 +133,7 @@ def _short(books: list[Book]) -> Iterator[str]:
         if grown is not None:
             side = "below" if grown[0] > 1 else "above"
             yield (
-                f"Growing {sizes.narrow} to {new_units.TIMES * sizes.narrow} by {readers} ends {100 * abs(1 - 1 / grown[0]):.1f} % {side} it"
+                f"Growing {sizes.narrow} to {new_units.TIMES * sizes.narrow} by {how} ends {100 * abs(1 - 1 / grown[0]):.1f} % {side} it"
                 f"{'' if grown[1] or grown[0] < 1 else ', with seeds that overlap'}."
             )
 

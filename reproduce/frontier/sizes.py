@@ -129,6 +129,7 @@ LAYERNORM = replace(
     TEXT,
     unit=2000 * STEP_GPT2,
     order=("d",),
+    bases=(),
     cited_bases=(),
     cited_unseen=False,
     cited_mid_run=(),

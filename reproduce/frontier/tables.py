@@ -44,8 +44,8 @@ def figures(books: Sequence[Book]) -> dict[str, str]:
         "b_from": NOT_RUN if not told else f"{min(paying):g}" if paying else "never",
         "c_end": _told(end),
         "c_early": _told(early),
-        "d_regret": _worst([regret(book) for book in books if not book.nats]),
-        "d_nats": _worst([regret(book) for book in books if book.nats]),
+        "d_regret": _worst([regret(book) for book in books if not book.nats and book.sizes.cited_unseen]),
+        "d_nats": _worst([regret(book) for book in books if book.nats and book.sizes.cited_unseen]),
         "e_worst": NOT_RUN,
         **new_units_tables.figures(books),
     }
