@@ -334,6 +334,7 @@ def test_a_table_that_is_computed_again_when_a_model_loads_is_refused(monkeypatc
 # Another process
 
 
+@pytest.mark.nightly
 def test_another_process_gives_the_same_plan_or_the_same_refusal(tied, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(tied.base_config))
     found = plan_in_process(tmp_path, "2", steps=2)

@@ -120,7 +120,8 @@ def test_a_second_name_of_a_width_is_written_too(few_trials, monkeypatch):
 @pytest.mark.filterwarnings(
     "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
 )  # by gpt_bigcode's own code
-@pytest.mark.parametrize("name", ["falcon 7B", pytest.param("gpt_bigcode", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["falcon 7B", "gpt_bigcode"])
 def test_a_refusal_names_what_can_grow_alone(name):
     codes = ("family.fused_rows_copied_unequally", "goal.ffn_can_grow_alone")
     refusal(lambda: plan_in_process(raw_of(name), 2, steps=2), *codes, where="-k ffn=2")

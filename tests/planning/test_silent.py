@@ -27,7 +27,7 @@ from harness.zoo.measure import gap, losses, measure, warmed
 from harness.zoo.paths import NOISE, declarations_of, plain
 from harness.zoo.transformers import GPT
 
-DTYPES = (torch.float64, torch.float32)
+DTYPES = (torch.float64, pytest.param(torch.float32, marks=pytest.mark.nightly))
 HEADS = ("gpt_heads_fixed", "single_head", "head_size_in_view", "qk_norm_heads_fixed")
 SUMS = (
     "matrix_factorisation", "gpt_tied_by_function", "sasrec", "tutorial_sqrt_width", "diffusion_sines_grow",

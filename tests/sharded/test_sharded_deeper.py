@@ -110,6 +110,7 @@ def _compare(found: dict[str, str], want: dict[str, str]) -> None:
         assert (value == want[f"{goal} {noise}"]) is (way != "control"), label
 
 
+@pytest.mark.nightly
 def test_files_give_the_bits_of_a_running_base(prepared):
     _, want, alone = prepared
     assert len(set(want.values())) == len(want) == len(CASES)

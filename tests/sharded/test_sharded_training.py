@@ -503,6 +503,7 @@ def test_training_goes_on_on_one_rank():
     _expect_the_base(launch(__name__, ["training"], 1, timeout=600)["training"][0])
 
 
+@pytest.mark.nightly
 def test_meshes_of_two_dimensions_load_clip_and_train():
     four = launch(__name__, ["clipping", "two_dimensions"], 4, timeout=600)
     test_clipping_on_shards_is_clipping(four)
