@@ -4,7 +4,8 @@ A new unit works when one side of it is zero. A hidden unit reads and is not rea
 channel of a stream that a norm averages over would change the norm, so it is read and not written. Norms that are modules
 are known (`facts/padded_norms.py`); a norm that is written out in a forward is not, and is found here by waking the units
 in float64 and looking at the loss. The same trial shows units that would never learn: behind RMSNorm and ReLU a channel that is
-not written is zero, where ReLU has no gradient. Such a space grows by copies. Below, units of 4 numbers are brought to unit length before they are read:
+not written is zero, where ReLU has no gradient. Such a space grows by copies. Below, 4 units are brought to unit length before
+they are read:
 
 >>> import torch
 >>> import mupscale as mu
@@ -139,9 +140,7 @@ class _Trial:
 
 def _new(entry: TensorPlan, dim: int, grad: Tensor) -> Tensor:
     """The part of a gradient that belongs to the new units of a dimension."""
-    axis = entry.axes[dim]
-    new = [i for i in range(axis.wide) if axis.source(i) is None]
-    return grad.index_select(dim, torch.tensor(new, device=grad.device))
+    return grad.index_select(dim, torch.tensor(entry.axes[dim].new, device=grad.device))
 
 
 def _plans(plan: Plan, trial: _Trial) -> Iterator[Plan]:

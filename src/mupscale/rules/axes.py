@@ -205,6 +205,15 @@ class Axis:
             offset += prod(f.size for f in segment)
         raise IndexError(f"index {index} of an axis of {self.wide}")
 
+    @property
+    def new(self) -> list[int]:
+        """The wide indices that copy no base index.
+
+        >>> Axis.parse("2x2+1 * 2").new
+        [8, 9]
+        """
+        return [index for index in range(self.wide) if self.source(index) is None]
+
     def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[Piece]:
         """Cut the wide range [start, stop) into the fewest products and ranges of zeros."""
         stop = self.wide if stop is None else stop

@@ -112,9 +112,8 @@ def _warn_of_units_in_use(wide: nn.Module, plan: Plan) -> None:
         if entry is None or values.is_meta or len(values.shape) < 2 or type(values) is not Tensor:
             continue
         for dim in entry.cut:
-            axis = entry.axes[dim]
-            new = [i for i in range(axis.wide) if axis.source(i) is None]
-            if bool(values.index_select(dim, torch.tensor(new, device=values.device)).any()):
+            new = torch.tensor(entry.axes[dim].new, device=values.device)
+            if bool(values.index_select(dim, new).any()):
                 used.append(name)
                 break
     if used:

@@ -104,7 +104,7 @@ def _rounded_off(wide: nn.Module, direction: Direction) -> Iterator[Left]:
     if rounded:
         where, what = next(iter(rounded.items()))
         many = f"{where} and {len(rounded) - 1} more" if len(rounded) > 1 else where
-        yield Left(many, what, True, "grow a float32 copy of the base, or to 4 or 16 times the width")
+        yield Left(many, what, True, "grow a float32 copy of the base, or to 4 times the width")
 
 
 def _carry_gradients_(base: Run, wide: Run, direction: Direction) -> Iterator[Left]:

@@ -24,7 +24,6 @@ from ...noise.where import exempt_of
 from ...planning.infer import measured_with
 from ...plans.direction import Direction
 from ...plans.plan import Plan
-from ...proofs.compare import tolerance_of
 from ...proofs.identity import Loss
 from ...rules.optimizer_rule import OptimizerRule
 from ...rules.products import By, Ways
@@ -35,12 +34,10 @@ from ..recipe import Recipe, at_recipe, wrong_with_recipe
 from .auto_noise import AutoNoise, ChosenNoise, choose_noise, wrong_auto
 from .carry import carry, check_start
 from .left_behind import hand_over_
-from .loss_rise import is_jump, jump_message, less_of, measured
+from .loss_rise import is_jump, jump_message, less_of, loss_moved, measured
 from .prove import proved_plan
 
 _LOG = logging.getLogger("mupscale")
-_SMALL = 0.01
-"""A loss that is small because a model fits its batch: outputs near 1 in float32 move its square root by 1e-7."""
 
 
 def upscale(
@@ -116,7 +113,7 @@ def upscale(
     losses = None if loss is None else _losses(loss, start.model, grown.model, seed, choice, less)
     if isinstance(waking, NewUnits | SplitNoise):
         given = plan is not None or by == "padded"
-        raise_faults("waking would change the loss", _moved(losses, grown.model, given))
+        raise_faults("waking would change the loss", loss_moved(losses, grown.model, given))
         _warn_of_equal_copies(chosen, resolved)
         if sizes := proof.get("unlearned"):
             what = "get no gradient from this loss, so they will not learn"
@@ -223,26 +220,6 @@ def _summary(plan: Plan, losses: dict[str, float] | None) -> str:
     return f"grown {', '.join(parts)}{after}"
 
 
-def _moved(losses: dict[str, float] | None, wide: nn.Module, given: bool) -> list[Fault]:
-    """A fault if the loss moved by more than rounding although nothing that reads new units or copies has changed.
-
-    `given` says that the caller chose the plan. Losses below `_SMALL` are compared as if they were as large: the rounding of
-    outputs does not fall with the loss.
-    """
-    if losses is None:
-        return []
-    dtypes = {p.dtype for p in wide.parameters() if p.is_floating_point()}
-    tolerance = max((tolerance_of(dtype, None) for dtype in dtypes), default=0.0)
-    before, after = losses["before"], losses["after"]
-    if abs(after - before) <= tolerance * max(abs(before), _SMALL):
-        return []
-    what = f"it is {before:.6g} before and {after:.6g} after new units and split copies woke"
-    remedy = 'write by="copies", whose noise is chosen by the loss'
-    return [
-        Fault("growth.waking_moves_loss", "the loss", what, "leave out by= and plan=" if given else remedy)
-    ]
-
-
 def _warn_of_equal_copies(plan: Plan, noise: NoisePlan) -> None:
     """Warn of sizes that grow by copies where no weight that reads them was split: such copies stay equal for ever."""
     copied: set[tuple[int, int]] = set()
@@ -258,7 +235,7 @@ def _warn_of_equal_copies(plan: Plan, noise: NoisePlan) -> None:
         sizes = ", ".join(f"{base} -> {wide}" for base, wide in equal)
         warnings.warn(
             f"{sizes} grows by copies that nothing parts: they stay equal in training, and the width is not used; "
-            'write by="copies", whose noise parts them',
+            'write by="copies" and loss=, which chooses noise that parts them',
             stacklevel=3,
         )
 
