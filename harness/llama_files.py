@@ -14,9 +14,8 @@ from typing import IO, Any
 import torch
 
 import mupscale as mu
-from mupscale.checkpoints.grow import stored_plan
 from mupscale.checkpoints.request import SHARD_BYTES
-from mupscale.checkpoints.shards import weight_moves
+from mupscale.checkpoints.shards import stored_plan, weight_moves
 from mupscale.families.process import plan_in_process
 from mupscale.files.directory import Directory, read_directory
 from mupscale.files.headers import header_bytes

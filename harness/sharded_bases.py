@@ -17,12 +17,12 @@ from harness.forks import fork
 from harness.models import CASES
 from harness.runs import step
 from harness.sharded_cases import NOISES, SEED, SIZES, adamw, llama_model, model_named, request, save
+from mupscale.checkpoints.base import Base
 from mupscale.checkpoints.grow import job_of, record
 from mupscale.checkpoints.request import Request
 from mupscale.checkpoints.trainer_groups import trainer_order
 from mupscale.families.process import plan_in_process
 from mupscale.families.record import FamilyPlan
-from mupscale.files.directory import read_directory
 from mupscale.jobs.partial import partial
 from mupscale.jobs.worker import run_job
 from mupscale.plans.ends import identity_plan
@@ -62,7 +62,7 @@ def write_llama(folder: Path, goals: Iterable[str], **options: Any) -> mu.Run:
     save_directory(run, folder / "hf")
     for goal in goals:
         asked = request(goal, None)
-        grown = plan_in_process(folder / "hf", asked.multipliers, to=asked.to, **options)
+        grown = plan_in_process(folder / "hf", asked.goal.k_text, to=asked.goal.to_text, **options)
         (folder / f"family{goal}.json").write_text(grown.to_json())
     return run
 
@@ -78,8 +78,8 @@ def grown_here(run: mu.Run, name: str, goal: str, noise: str) -> mu.Run:
 
 def grow(base: Path, out: Path, family: FamilyPlan, request: Request, kill: bool) -> bool:
     """What `mupscale upscale` writes, undisturbed, or by a process that is killed in the middle and run again."""
-    directory = read_directory(base)
-    job = job_of(directory, out, record(directory, family, request), block_bytes=4096)
+    start = Base(base)
+    job = job_of(start, out, record(start, family, request), block_bytes=4096)
     cut_short = False
     if kill:
         child = fork(lambda: run_job(job))

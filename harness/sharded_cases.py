@@ -35,6 +35,7 @@ import mupscale as mu
 from harness.launched import folder
 from harness.models import CASES
 from mupscale.checkpoints.request import Request
+from mupscale.families.goal import Goal
 from mupscale.families.record import FamilyPlan
 from mupscale.models.names import named_tensors
 from mupscale.plans.ends import identity_plan
@@ -81,7 +82,7 @@ def request(goal: str, noise: tuple[str, float] | None) -> Request:
     '-k ffn=2 --to layers=3'
     """
     k, _, to = goal.partition("+")
-    return Request(k, noise, SEED, to=to or None)
+    return Request(Goal.parse(k, to or None), noise, SEED)
 
 
 def others() -> tuple[str, ...]:

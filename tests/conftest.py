@@ -13,7 +13,8 @@ import torch
 import mupscale
 from harness.object_store import object_store
 from harness.trainer import Trained
-from mupscale.cli import check, plan
+from mupscale.checkpoints import grow_checkpoint
+from mupscale.cli import check
 from mupscale.families.record import FamilyPlan
 from mupscale.storage import remote
 
@@ -61,7 +62,7 @@ def planned_here(request):
             raise mupscale.MupscaleError(str(error), code="model.loading_process_died") from error
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (plan, check):
+        for module in (grow_checkpoint, check):
             patch.setattr(module, "plan_in_process", plan_here)
         patch.setattr(loaded, "_answer_of_process", loaded_here)
         yield

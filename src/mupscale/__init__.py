@@ -22,6 +22,7 @@ if _typing.TYPE_CHECKING:
     from . import rules as rules
     from . import trainers as trainers
     from . import tuning as tuning
+    from .checkpoints.grow_checkpoint import grow_checkpoint as grow_checkpoint
     from .errors import MupscaleError as MupscaleError
     from .noise.kinds import MupNoise as MupNoise
     from .noise.kinds import NewUnits as NewUnits

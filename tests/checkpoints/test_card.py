@@ -1,7 +1,6 @@
 """The model card: what the base says of itself is kept, and what is not carried is listed with its reason."""
 
 import shutil
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 from mupscale.checkpoints.card import card  # noqa: E402
 from mupscale.checkpoints.request import Request  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
+from mupscale.families.goal import Goal  # noqa: E402
 
 BASE_CARD = """---
 language: en
@@ -94,7 +94,7 @@ def test_every_file_that_is_not_carried_has_a_reason(base, wide, tmp_path, capsy
 
 
 ABOUT: dict[str, Any] = {
-    "base": {"name": "base"}, "noise": None, "request": asdict(Request("2")), "multipliers": "2", "plan": {"exact": "dynamic"}, "config": {}, "factors": [], "version": "1",
+    "base": {"name": "base"}, "noise": None, "request": Request(Goal.parse(2)).as_json(), "multipliers": "2", "plan": {"exact": "dynamic"}, "config": {}, "factors": [], "version": "1",
     "architecture": "LlamaForCausalLM", "parameters": {"base": 1, "wide": 4}, "not_carried": {}, "spelling": {"left_out": {}, "absent": []},
 }  # fmt: skip
 

@@ -14,12 +14,16 @@ import torch
 from safetensors.torch import save_file
 
 import mupscale
+from mupscale.checkpoints.noise_words import parse_noise
 from mupscale.checkpoints.request import Request
-from mupscale.cli import demo, resume
+from mupscale.checkpoints.resume import check_same
+from mupscale.cli import demo
 from mupscale.cli import grow as grow
 from mupscale.cli.main import main, parser
 from mupscale.cli.verb import Parser
+from mupscale.families.goal import Goal
 from mupscale.families.loaded import Losses
+from mupscale.training.recipe import Recipe
 
 VERBS: dict[str, argparse.ArgumentParser] = parser()._subparsers._group_actions[0].choices  # type: ignore
 
@@ -129,13 +133,13 @@ def test_an_interrupt_says_whether_the_same_command_goes_on(verb, kept, monkeypa
 
 def test_a_job_begun_with_a_recipe_does_not_go_on_with_noise(tmp_path):
     """Nor the other way round; the same request continues."""
-    tuned, told = Request("2", recipe="{}"), Request("2", noise=("t", 0.2))
-    chosen = argparse.Namespace(base=tmp_path, out=tmp_path / "wide", architecture=None)
-    for before in (tuned, told):
-        job: Any = SimpleNamespace(base=tmp_path, about={"request": before.as_json()})
-        for now in (tuned, told):
+    recipe = Recipe("torch.optim.AdamW", {"lr": 1e-3}, 0.1, k=2, tensors={})
+    tuned, noisy = Request(Goal.parse(2), recipe=recipe), Request(Goal.parse(2), noise=("t", 0.2))
+    for before in (tuned, noisy):
+        job: Any = SimpleNamespace(base=tmp_path, out=tmp_path / "wide", about={"request": before.as_json()})
+        for now in (tuned, noisy):
             try:
-                resume._same_request(job, now, chosen)
+                check_same(job, tmp_path, now, None)
                 found = set()
             except mupscale.MupscaleError as error:
                 found = {fault.where for fault in error.faults}
@@ -220,8 +224,8 @@ def test_without_extras_every_verb_says_in_one_line_what_to_install(tmp_path):
     [((1.703273, 4.502408), "t=0.2", "write --noise auto, or t=0.1"), ((1.7, 4.5), None, "write less noise"), ((1.7, 1.8), "t=0.2", "")],
 )  # fmt: skip
 def test_a_jump_of_the_batch_is_warned_of(losses, noise, text):
-    chosen = argparse.Namespace(noise=noise)
-    told = grow._costs(Losses(losses[0], losses[1], "loss", "x.json"), chosen, Request("2")).splitlines()
+    request = Request(Goal.parse(2), noise=None if noise is None else parse_noise(noise))
+    told = grow._costs(Losses(losses[0], losses[1], "loss", "x.json"), request).splitlines()
     assert told[0] == f"loss of x.json: {losses[0]:.4f} before noise (the base's), {losses[1]:.4f} after"
     assert len(told) == (2 if text else 1), "the last one is the control: a rise that is no jump"
     assert told[-1].startswith("warning: noise raises the loss from") == bool(text)

@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 
 from harness.refusals import refused
+from mupscale.checkpoints import grow_checkpoint
 from mupscale.checkpoints.request import Request
-from mupscale.cli import plan
 from mupscale.errors import Fault, MupscaleError
 from mupscale.families import process
 from mupscale.families.goal import Goal
 from mupscale.families.grown import check_growth
 
-CHOSEN: Any = SimpleNamespace(architecture=None)
-DIRECTORY: Any = SimpleNamespace(config={}, tensors={}, weights=(), path="base")
+BASE: Any = SimpleNamespace(directory=SimpleNamespace(config={}, tensors={}), about=None)
 HEADS = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -36,10 +35,9 @@ def test_a_refused_growth_is_planned_once(monkeypatch):
         tried.append(multipliers)
         raise MupscaleError("refused", found)
 
-    monkeypatch.setattr(plan, "plan_in_process", planned)
-    monkeypatch.setattr(plan, "check_record", lambda directory: None)
+    monkeypatch.setattr(grow_checkpoint, "plan_in_process", planned)
     with pytest.raises(MupscaleError) as caught:
-        plan.planned(DIRECTORY, CHOSEN, Request("3"))
+        grow_checkpoint.plan_growth(BASE, Request(Goal.parse(3)), None)
     assert tried == ["3"]
     assert list(caught.value.faults) == found
 

@@ -54,11 +54,12 @@ def test_a_stream_that_is_killed_is_resumed_with_the_same_bytes(tmp_path, k, to)
     pytest.importorskip("transformers")
     from harness.sharded_bases import grow
     from mupscale.checkpoints.request import Request
+    from mupscale.families.goal import Goal
     from mupscale.families.process import plan_in_process
 
     torch.set_num_threads(1)  # forked processes cannot use the threads of this one
     family = plan_in_process(TINY, k, to=to, steps=0)
-    request = Request(k, ("t", 0.1), 3, to=to)
+    request = Request(Goal.parse(k, to), ("t", 0.1), 3)
     grow(TINY, tmp_path / "want", family, request, kill=False)
     want, cut = contents(tmp_path / "want"), 0
     for number in range(4):
@@ -67,5 +68,5 @@ def test_a_stream_that_is_killed_is_resumed_with_the_same_bytes(tmp_path, k, to)
         assert found.keys() == want.keys()
         assert [name for name in want if found[name] != want[name]] == []
     assert cut, "no kill came before the end"
-    grow(TINY, tmp_path / "other", family, Request(k, ("t", 0.1), 4, to=to), kill=False)
+    grow(TINY, tmp_path / "other", family, Request(Goal.parse(k, to), ("t", 0.1), 4), kill=False)
     assert contents(tmp_path / "other") != want, "control: another seed gives other bytes"

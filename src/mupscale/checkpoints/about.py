@@ -6,6 +6,7 @@ Knows which facts are recorded; moves no tensor and plans nothing. `card.py` say
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import Fault, MupscaleError
@@ -43,12 +44,12 @@ def read_about(directory: Location | str) -> dict[str, Any] | None:
     return told
 
 
-def check_record(directory: Directory) -> None:
+def check_record(directory: Directory, about: Mapping[str, Any] | None) -> None:
     """Raise if config.json says that the model was grown, and the record with its units is not here.
 
     `save_pretrained` and trainers keep fields of config.json that they do not know, and no other file of ours.
     """
-    if MARK in directory.config and read_about(directory.path) is None:
+    if MARK in directory.config and about is None:
         what = (
             "config.json says that this model was grown by mupscale, and the record of its units is not here"
         )
@@ -76,9 +77,13 @@ def read_record(directory: Location | str) -> dict[str, Any]:
 
 def read_plans(directory: Location | str) -> tuple[Plan, Plan]:
     """The plan that made a grown directory, and the plan that leads to it from the reference."""
-    told = read_record(directory)
+    return plans_of(read_record(directory), directory)
+
+
+def plans_of(about: Mapping[str, Any], directory: Location | str) -> tuple[Plan, Plan]:
+    """The two plans of a record that was read from a directory."""
     try:
-        plans = [Plan.from_json(json.dumps(told[key])) for key in ("plan", "since_reference")]
+        plans = [Plan.from_json(json.dumps(about[key])) for key in ("plan", "since_reference")]
     except KeyError as error:
         raise MupscaleError(f"{directory}/{NAME} has no {error}", code="growth.record_incomplete") from None
     return plans[0], plans[1]

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..families.into import experts_are_copies
-from ..families.multipliers import NOTHING, parse_to
 from .about import NAME
 from .request import Request
 from .train_script import rate_of, writes_text
@@ -39,7 +38,7 @@ def card(about: Mapping[str, Any], base_card: str = "") -> str:
 
 def _new_parts(request: Request) -> str:
     """What the base does not have and `--to` asked for, in words; "" for copies alone."""
-    to = NOTHING if request.to is None else parse_to(request.to)
+    to = request.goal.to
     routed = "routers" if to.experts is not None and experts_are_copies(to.experts) else "experts"
     asked = {"blocks": to.layers, routed: to.experts, "units": to.sizes, "words": to.vocab}
     return " and ".join(name for name, value in asked.items() if value)

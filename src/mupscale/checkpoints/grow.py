@@ -31,16 +31,16 @@ from ..runs.provenance import Provenance, reference_of
 from ..storage.location import Location, absolute
 from ..storage.looking import has_versions, is_file
 from ..training.grow.auto_noise import AutoNoise
-from ..training.recipe import Recipe
 from ..version import __version__
 from .about import FORMAT, MARK, factors, read_about, read_plans
+from .base import Base
 from .card import card
 from .norm_journal import NormJournal
 from .norms import measured_in
 from .not_carried import not_carried
 from .request import Request
 from .sentence_modules import module_files
-from .shards import Spelling, planned_names, stored_tensors, weight_moves, written_by
+from .shards import Spelling, plan_without, planned_names, stored_plan, weight_moves, written_by
 from .state import has_state, trainer_state, universal_state
 from .train_script import NAME as SCRIPT
 from .train_script import train_script
@@ -58,7 +58,7 @@ def earlier_growths(directory: Location) -> Provenance:
 
 
 def record(
-    directory: Directory,
+    base: Base,
     family: FamilyPlan,
     request: Request,
     choice: Mapping[str, Any] | None = None,
@@ -72,16 +72,17 @@ def record(
     `choice` is the size that was chosen for a request of automatic noise, with the losses that led to it. Norms are measured by
     so many threads; with `out`, each is kept there at once, for a run that resumes and for workers with another share.
     """
-    plan = family.plan
-    early, history = earlier_plan(directory.path), earlier_growths(directory.path)
+    plan, directory = family.plan, base.directory
+    early, history = base.early, base.history
     since = plan if early is None else early.then(plan)
     noise = None
     if request.adds_noise:
         asked, told = _asked(request, plan, early, choice)
         spelling = Spelling.of(family)
         stored = stored_plan(family)
-        moves = weight_moves(stored, directory, spelling=spelling)[1]
-        names = planned_names(stored, directory, spelling)
+        tensors = base.tensors(stored, spelling)
+        moves = weight_moves(stored, directory, tensors=tensors)[1]
+        names = planned_names(tensors)
         exempt = replace(family.exempt, frozen=family.exempt.frozen | set(family.reading.absent))
         wanted = list(norms_wanted(asked, plan=plan, since=early, exempt=exempt))
         files = [source.file for move in moves for source in move.sources]
@@ -107,7 +108,7 @@ def record(
         "model_type": family.model_type,
         "base_architecture": family.architecture,
         "architecture": family.wide_architecture,
-        "multipliers": request.multipliers,
+        "multipliers": request.goal.k_text,
         "config": wide_config(family.wide_config, request.dtype),
         "parameters": {end: plan.parameters(end) for end in ("base", "wide")},
         "plan_hash": plan.hash,
@@ -149,7 +150,7 @@ def _asked(
     told: dict[str, Any] = {}
     noise: Noise | AutoNoise
     if request.recipe is not None:
-        recipe = Recipe.from_json(request.recipe)
+        recipe = request.recipe
         recipe.check(plan, early, [] if request.optimizer is None else [request.optimizer])
         noise, told = recipe.noise, {"lr": recipe.lr, "recipe": f"proxy of width {recipe.width}"}
     elif request.rise is None:
@@ -180,7 +181,7 @@ def check_config(directory: Directory, about: Mapping[str, Any]) -> None:
 
 
 def job_of(
-    directory: Directory,
+    base: Base,
     out: Location,
     about: Mapping[str, Any],
     block_bytes: int = BLOCK_BYTES,
@@ -191,22 +192,18 @@ def job_of(
     Shards are filled in the order of the plan, which a record that was read from a file has lost: its entries are sorted.
     Such a record needs the job that wrote the result. Each tensor then goes into the file that it has there.
     """
+    directory = base.directory
     check_config(directory, about)
     request = Request.from_json(about["request"])
-    plan, noise = plan_and_noise(directory.path, about)
+    plan, noise = plan_and_noise(base, about)
     told = about["spelling"]
     parts = {name: Part.of_json(part) for name, part in told["parts"].items()}
     reading = Reading.of_json(told)
     stored = plan_without(plan, [*about["not_stored"], *reading.absent])
-    spelling = Spelling(parts, reading.names, reading.left_out)
+    there = None if like is None else written_by(like)
+    tensors = base.tensors(stored, Spelling(parts, reading.names, reading.left_out), there or {})
     files, moves, index = weight_moves(
-        stored,
-        directory,
-        noise,
-        request.dtype,
-        request.shard_bytes,
-        spelling,
-        None if like is None else written_by(like),
+        stored, directory, noise, request.dtype, request.shard_bytes, there, tensors
     )
     config = {**about["config"], MARK: {"plan_hash": plan.hash, "version": about["version"]}}
     texts = [
@@ -251,7 +248,7 @@ def _in_order_of(others: Iterable[Move], moves: Iterable[Move]) -> list[Move]:
     return sorted(moves, key=lambda m: order.get((m.target.file, m.target.offset, m.name), len(order)))
 
 
-def plan_and_noise(base: Location, about: Mapping[str, Any]) -> tuple[Plan, NoisePlan | None]:
+def plan_and_noise(base: Base, about: Mapping[str, Any]) -> tuple[Plan, NoisePlan | None]:
     """The plan and the resolved noise of a record."""
     plan = Plan.of_json(about["plan"])
     if plan.hash != about["plan_hash"]:
@@ -260,29 +257,7 @@ def plan_and_noise(base: Location, about: Mapping[str, Any]) -> tuple[Plan, Nois
         )
     if about["noise"] is None:
         return plan, None
-    return plan, restore_noise(about["noise"], plan, earlier_plan(base))
-
-
-def stored_plan(family: FamilyPlan) -> Plan:
-    """The plan of the tensors that the directory holds."""
-    return plan_without(family.plan, [*family.not_stored, *family.reading.absent])
-
-
-def check_stored(directory: Directory, family: FamilyPlan) -> None:
-    """Raise unless the directory holds what the plan needs, in the shapes of its configuration."""
-    stored_tensors(stored_plan(family), directory, Spelling.of(family))
-
-
-def plan_without(plan: Plan, names: Iterable[str]) -> Plan:
-    """The plan of what lies on disk: buffers that the model computes for itself are left out."""
-    gone = set(names)
-    return Plan(
-        {n: t for n, t in plan.tensors.items() if n not in gone},
-        {alias: n for alias, n in plan.ties.items() if alias not in gone},
-        plan.exact,
-        plan.needs,
-        plan.proof,
-    )
+    return plan, restore_noise(about["noise"], plan, base.early)
 
 
 def wide_config(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MupscaleError
+from ..families.declarations import Declarations
+from ..families.goal import Goal
 from ..files.floats import FLOATS, TORCH_NAMES
 from .noise_words import AUTO
+
+if TYPE_CHECKING:
+    from ..training.recipe import Recipe
 
 SHARD_BYTES = 5_000_000_000  # the largest file that transformers 4 writes by default
 
@@ -21,7 +26,7 @@ SHARD_BYTES = 5_000_000_000  # the largest file that transformers 4 writes by de
 class Request:
     """What a user asks for: together with the base, this decides every byte of the result."""
 
-    multipliers: str
+    goal: Goal
     noise: tuple[str, float] | None = None
     """Noise scheme (a key of `SCHEMES`) and size, or "auto" and a share; None for the exact map alone."""
     seed: int = 0
@@ -33,25 +38,12 @@ class Request:
     """Whether optimizer state next to the weights is carried."""
     optimizer: str | None = None
     """Which optimizer left it, where the file does not tell."""
-    recipe: str | None = None
-    """What tuning found, as JSON, in place of `noise`."""
+    recipe: Recipe | None = None
+    """What tuning found, in place of `noise`."""
     trust_base: bool = False
     """Whether the base is not read once more before the result is published."""
-
-    declared: str | None = None
-    """What the user declared about the model, as JSON."""
-    to: str | None = None
-    """How deep the result is, as `--to` says it; None for the depth of the base."""
-
-    @property
-    def goal(self) -> str:
-        """What grows, as it is written on a command line.
-
-        >>> Request("2").goal, Request("1", to="layers=8").goal
-        ('-k 2', '--to layers=8')
-        """
-        width = [f"-k {self.multipliers}"] if self.to is None or self.multipliers != "1" else []
-        return " ".join([*width, *([] if self.to is None else [f"--to {self.to}"])])
+    declared: Declarations | None = None
+    """What the user declared about the model."""
 
     @property
     def adds_noise(self) -> bool:
@@ -61,27 +53,61 @@ class Request:
     def rise(self) -> float | None:
         """The share of what was learned by which the loss may rise, where the size of the noise is to be measured.
 
-        >>> Request("2", noise=("auto", 0.1)).rise, Request("2", recipe='{"rise": 0.2}').rise, Request("2", noise=("t", 0.1)).rise
-        (0.1, 0.2, None)
+        >>> Request(Goal.parse(2), noise=("auto", 0.1)).rise, Request(Goal.parse(2), noise=("t", 0.1)).rise
+        (0.1, None)
         """
         if self.recipe is not None:
-            found = json.loads(self.recipe).get("rise")
-            return None if found is None else float(found)
+            return self.recipe.rise
         return self.noise[1] if self.noise is not None and self.noise[0] == AUTO else None
 
     def as_json(self) -> dict[str, Any]:
-        usual = {"recipe": None, "trust_base": False, "declared": None, "to": None}
-        return {key: value for key, value in asdict(self).items() if key not in usual or value != usual[key]}
+        """As a record stores it: the goal as it is written on a command line.
+
+        >>> Request(Goal.parse(2, "layers=8")).as_json()["to"]
+        'layers=8'
+        """
+        kept = {field.name: getattr(self, field.name) for field in fields(self)[1:8]}
+        unusual = {
+            "recipe": None if self.recipe is None else self.recipe.to_json(),
+            "trust_base": self.trust_base or None,
+            "declared": None
+            if self.declared is None
+            else json.dumps(self.declared.as_json(), sort_keys=True),
+            "to": self.goal.to_text,
+        }
+        kept["noise"] = None if self.noise is None else list(self.noise)
+        said = {key: value for key, value in unusual.items() if value is not None}
+        return {"multipliers": self.goal.k_text, **kept, **said}
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> Request:
+        """What `as_json` wrote, also in version 0.2.0.
+
+        >>> request = Request(Goal.parse("ffn=2", "layers=8"), noise=("t", 0.1), dtype="BF16")
+        >>> Request.from_json(request.as_json()) == request
+        True
+        """
         try:
-            noise = entry["noise"]
-            return Request(**{**entry, "noise": None if noise is None else (str(noise[0]), float(noise[1]))})
+            said = dict(entry)
+            goal = Goal.parse(said.pop("multipliers"), said.pop("to", None))
+            noise, recipe, declared = (said.pop(key, None) for key in ("noise", "recipe", "declared"))
+            return Request(
+                goal,
+                noise=None if noise is None else (str(noise[0]), float(noise[1])),
+                recipe=None if recipe is None else _recipe(recipe),
+                declared=None if declared is None else Declarations.of_json(json.loads(declared)),
+                **said,
+            )
         except (TypeError, ValueError, KeyError, IndexError) as error:
             raise MupscaleError(
                 f"the record's request cannot be read: {error}", code="growth.request_malformed"
             ) from None
+
+
+def _recipe(text: str) -> Recipe:
+    from ..training.recipe import Recipe  # imports torch
+
+    return Recipe.from_json(text)
 
 
 def parse_dtype(text: str) -> str:

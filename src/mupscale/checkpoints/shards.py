@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -53,14 +53,14 @@ def weight_moves(
     noise: NoisePlan | None = None,
     dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES,
-    spelling: Spelling | None = None,
     written: Mapping[str, str] | None = None,
+    tensors: Iterable[StoredTensor] | None = None,
 ) -> tuple[tuple[OutFile, ...], tuple[Move, ...], str | None]:
     """The weight files of the wide model, the moves that fill them, and their index (None for a single file).
 
     `dtype` ("BF16", "F32", …) casts parameters; buffers keep theirs. Tensors are stored as the directory stores
     them; noise goes by the planned name. Tensors that the wide model computes by itself are left out. Shards are filled in
-    the order of the plan, unless `written` says which tensor lies in which file.
+    the order of the plan, unless `written` says which tensor lies in which file. `tensors` are those that were found already.
     """
     if dtype is not None and dtype not in FLOATS:
         raise MupscaleError(
@@ -69,7 +69,7 @@ def weight_moves(
         )
     usual = Counter(place.dtype for place in directory.tensors.values() if place.dtype in FLOATS)
     planned = []
-    for found in stored_tensors(plan, directory, spelling or Spelling(), written or {}):
+    for found in stored_tensors(plan, directory, Spelling(), written or {}) if tensors is None else tensors:
         entry = plan.tensors[found.tensor]
         kept = found.places[0].dtype if found.places else usual.most_common(1)[0][0] if usual else "F32"
         cast = dtype if dtype is not None and entry.kind == "parameter" and kept in FLOATS else kept
@@ -88,9 +88,26 @@ def written_by(job: Job) -> dict[str, str]:
     }
 
 
-def planned_names(plan: Plan, directory: Directory, spelling: Spelling) -> dict[str, str]:
+def planned_names(tensors: Iterable[StoredTensor]) -> dict[str, str]:
     """Name in the directory -> the tensor of the plan that is stored there, whole or in part."""
-    return {found.label: found.tensor for found in stored_tensors(plan, directory, spelling)}
+    return {found.label: found.tensor for found in tensors}
+
+
+def stored_plan(family: FamilyPlan) -> Plan:
+    """The plan of the tensors that the directory holds."""
+    return plan_without(family.plan, [*family.not_stored, *family.reading.absent])
+
+
+def plan_without(plan: Plan, names: Iterable[str]) -> Plan:
+    """The plan of what lies on disk: buffers that the model computes for itself are left out."""
+    gone = set(names)
+    return Plan(
+        {n: t for n, t in plan.tensors.items() if n not in gone},
+        {alias: n for alias, n in plan.ties.items() if alias not in gone},
+        plan.exact,
+        plan.needs,
+        plan.proof,
+    )
 
 
 @dataclass(frozen=True)

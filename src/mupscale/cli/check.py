@@ -9,6 +9,7 @@ import argparse
 from typing import Any
 
 from ..checkpoints.about import KEYS, NAME, read_about
+from ..checkpoints.base import Base
 from ..checkpoints.grow import job_of, wide_config
 from ..checkpoints.request import Request
 from ..errors import Fault, MupscaleError, raise_faults
@@ -23,7 +24,7 @@ from ..jobs.verify_bytes import check_alone, check_bytes, read_job
 from ..plans.plan import Plan
 from ..proofs.identity import GRADIENT_TOLERANCE
 from ..storage.location import Location
-from .plan import changes, declarations
+from .plan import changes
 from .working import working
 
 _SHOWN = 20  # faults per level; a wrong plan has one per tensor
@@ -51,12 +52,13 @@ def run(chosen: argparse.Namespace) -> int:
             "or grow the base again",
             code="growth.record_incomplete",
         )
-    directory = read_directory(chosen.base)
+    base = Base(chosen.base)
+    directory = base.directory
     levels = [*(chosen.levels or ("bytes", "layout")), *(("model",) if chosen.model else ())]
     held = True
     for level in dict.fromkeys(levels):
         if level == "bytes":
-            said, faults = _bytes(directory, chosen.wide, about, chosen.workers, chosen.quiet)
+            said, faults = _bytes(base, chosen.wide, about, chosen.workers, chosen.quiet)
         elif level == "layout":
             working("planning again on a small copy", chosen)
             said, faults = _layout(directory, about)
@@ -103,13 +105,13 @@ def _alone(chosen: argparse.Namespace) -> int:
 
 
 def _bytes(
-    directory: Directory, wide: Location, about: dict[str, Any], workers: int, quiet: bool
+    base: Base, wide: Location, about: dict[str, Any], workers: int, quiet: bool
 ) -> tuple[str, list[Fault]]:
     try:
         # Entries that finishing the job added to its record are left out and computed again.
         own = {key: value for key, value in about.items() if key not in ("job", "files")}
         kept = {key: value for key, value in about["base"].items() if key in ("name", "config", "versions")}
-        job = job_of(directory, wide, {**own, "base": kept}, like=_stored_job(directory, wide, about))
+        job = job_of(base, wide, {**own, "base": kept}, like=_stored_job(base.directory, wide, about))
     except MupscaleError as error:
         return "the record of growth cannot be followed", list(error.faults) or [
             Fault(error.code, NAME, error.claim)
@@ -143,12 +145,12 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
     request = Request.from_json(about["request"])
     family = plan_in_process(
         directory.config,
-        request.multipliers,
-        to=request.to,
+        request.goal.k_text,
+        to=request.goal.to_text,
         architecture=about["base_architecture"],
         export=request.export,
         stored=list(directory.tensors),
-        declared=declarations(request),
+        declared=request.declared,
     )
     seen = family.evidence
     said = (

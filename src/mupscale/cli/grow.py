@@ -1,209 +1,149 @@
 """`mupscale grow` and `mupscale upscale`: a checkpoint directory in, a wider one out, streamed and resumable.
 
-Plans, runs the job, and prints the next steps. Running the same command again resumes an interrupted
-job.
+Prints what `checkpoints/grow_checkpoint.py` reports. Running the same command again resumes an interrupted job.
 """
 
 from __future__ import annotations
 
 import argparse
 import shlex
-import signal
-from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from math import isfinite
-from multiprocessing import get_context
+from collections.abc import Mapping
 from typing import Any
 
-from ..checkpoints.about import read_about
-from ..checkpoints.grow import earlier_growths, earlier_plan, job_of, record
-from ..checkpoints.noise_words import AUTO, DEFAULT_NOISE, parse_noise
-from ..checkpoints.recipe_state import notes_on
+from ..checkpoints.events import (
+    Event,
+    Measured,
+    NoiseChosen,
+    NotCarried,
+    NotMeasured,
+    Planned,
+    RecipeNotes,
+    Resumed,
+    RoundedAway,
+    Working,
+    Writing,
+)
+from ..checkpoints.grow_checkpoint import Options, grow_directory
+from ..checkpoints.noise_words import AUTO, DEFAULT_NOISE
 from ..checkpoints.request import Request
-from ..checkpoints.room import check_free, existing_above
-from ..checkpoints.rounding import ADVISE, lost_to_rounding
-from ..checkpoints.state import has_state, state_left
+from ..checkpoints.room import existing_above
+from ..checkpoints.rounding import ADVISE
 from ..errors import MupscaleError
-from ..families.batches import read_batch
-from ..families.loaded import Losses, check_memory, choose_size, losses_with, stored_losses
-from ..families.record import FamilyPlan
-from ..files.directory import Directory, read_directory
-from ..files.floats import FLOATS
+from ..families.loaded import Losses
 from ..files.strict import printable
-from ..jobs.job import Job
-from ..jobs.progress import shown_progress
-from ..jobs.worker import run_job, run_worker
+from ..jobs.progress import Progress
 from ..models.names import pattern_of
-from ..noise.resolve import unused_seed
-from ..rules.noise_defaults import DEFAULT_RISE
-from ..storage.location import Location, absolute
 from ..text import columns
 from ..training.grow.loss_rise import is_jump, jump_message, smaller
-from ..training.recipe import Recipe
 from .next_steps import next_steps
-from .plan import UNTIED, cost, describe, evidence, planned
-from .resume import begun, is_done
+from .plan import cost, describe, evidence
 from .working import working
 
 
 def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | None) -> int:
-    chosen.out = absolute(chosen.out)
-    if chosen.batch is not None:
-        read_batch(chosen.batch)
-    if is_done(chosen, request):
-        print(
-            f"already complete: {chosen.out}\nto prove it: {shlex.join(['mupscale', 'check', str(chosen.base), str(chosen.out)])}"
-        )
-        if chosen.batch is not None or _unmeasured(chosen, request):
-            print(_stored_losses(chosen, request))
-        return 0
-    job = begun(chosen, request)
-    if job is not None:
-        print(f"resuming {chosen.out}", flush=True)
-    else:
-        check_free(chosen.out, chosen.base)
-        job = _plan(chosen, request, share)
-    if chosen.dry_run:
+    options = Options(
+        architecture=chosen.architecture,
+        batch=chosen.batch,
+        measure=not chosen.no_loss,
+        threads=chosen.workers,
+        share=share,
+        dry_run=chosen.dry_run,
+    )
+    printer = _Printer(chosen)
+    try:
+        grown = grow_directory(chosen.base, chosen.out, request, options, printer)
+    finally:
+        printer.close()
+    if grown.outcome == "already there":
+        check = shlex.join(["mupscale", "check", str(chosen.base), str(grown.out)])
+        print(f"already complete: {grown.out}\nto prove it: {check}")
+    elif grown.outcome == "dry run":
         print("\ndry run: nothing was written")
-        return 0
-    with shown_progress("writing", chosen.quiet) as report:
-        if share is None:
-            run_job(job, chosen.workers, report)
-        whole = share is None or run_worker(job, *share, report)
-    if not whole:
-        print(f"share {chosen.worker} is done; the worker that finishes last moves {chosen.out} into place")
-        return 0
-    if share is not None and _unmeasured(chosen, request):
-        print("\n" + _stored_losses(chosen, request), flush=True)
-    told = next_steps(chosen.base, chosen.out, job, chosen.declare)
-    print(told.splitlines()[0] if chosen.quiet else f"\n{told}")
+    elif grown.outcome == "share written":
+        print(f"share {chosen.worker} is done; the worker that finishes last moves {grown.out} into place")
+    else:
+        assert grown.job is not None
+        steps = next_steps(chosen.base, grown.out, grown.job, chosen.declare)
+        print(steps.splitlines()[0] if chosen.quiet else f"\n{steps}")
     return 0
 
 
-def _unmeasured(chosen: argparse.Namespace, request: Request) -> bool:
-    """Whether the finished directory has noise, and its record says nothing of what that costs."""
-    told = read_about(chosen.out)
-    return request.adds_noise and not chosen.no_loss and (told is None or told.get("losses") is None)
+class _Printer:
+    """Prints the events of a growth, and draws a bar while bytes are written."""
+
+    def __init__(self, chosen: argparse.Namespace) -> None:
+        self._chosen = chosen
+        self._bar: Progress | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Writing):
+            self._draw(event)
+            return
+        self.close()
+        if isinstance(event, Working):
+            working(event.what, self._chosen)
+        elif isinstance(event, Planned):
+            self._print_plan(event)
+        else:
+            print(_text(event), flush=True)
+
+    def _draw(self, event: Writing) -> None:
+        if self._chosen.quiet:
+            return
+        self._bar = self._bar or Progress(what="writing")
+        self._bar(event.done, event.total)
+
+    def _print_plan(self, event: Planned) -> None:
+        directory = event.base.directory
+        if not self._chosen.quiet:
+            print(
+                f"{describe(directory, event.family, event.request)}\n\n{evidence(event.family)}\n",
+                flush=True,
+            )
+        if self._chosen.dry_run:
+            print(cost(directory, event.family, event.request, existing_above(event.out)), flush=True)
+
+    def close(self) -> None:
+        """Leave the last state of the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
 
-def _plan(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | None) -> Job:
-    directory = read_directory(chosen.base)
-    recipe = None if request.recipe is None else Recipe.from_json(request.recipe)
-    notes = [] if recipe is None else notes_on(recipe, directory, request.optimizer)
-    working(f"planning on a small copy of {directory.path}", chosen)
-    family = planned(directory, chosen, request)
-    if chosen.batch is not None:
-        check_memory(4 * family.plan.parameters("wide"), "--batch")
-    if not chosen.quiet:
-        print(describe(directory, family, request) + "\n\n" + evidence(family) + "\n", flush=True)
-    elif family.plan.exact != "dynamic":
-        print(UNTIED)
-    choice = _chosen_size(directory, family, request, chosen)
-    if request.adds_noise:
-        working("reading the weights, whose norms the noise is relative to", chosen)
-    about = record(
-        directory,
-        family,
-        request,
-        choice,
-        out=None if chosen.dry_run else chosen.out,
-        share=share or (0, 1),
-        threads=chosen.workers,
+def _text(event: Event) -> str:
+    """An event in words."""
+    if isinstance(event, Resumed):
+        return f"resuming {event.out}"
+    if isinstance(event, NoiseChosen):
+        return _choice(event.choice)
+    if isinstance(event, Measured):
+        words = [] if event.losses.words is None else [str(event.losses.words)]
+        return "\n".join(
+            [*([_costs(event.losses, event.request)] if event.request.adds_noise else []), *words]
+        )
+    if isinstance(event, NotMeasured):
+        return _not_measured(event.error)
+    if isinstance(event, NotCarried):
+        rows = event.names.items()
+        return "\n".join(f"not carried: {printable(name)}, because {why}" for name, why in rows)
+    if isinstance(event, RoundedAway):
+        return _rounding(event.shares)
+    assert isinstance(event, RecipeNotes)
+    rate = (
+        f"the recipe's learning rate from now on, with {event.optimizer}: lr={event.lr:g} (at the reference)"
     )
-    if (request.adds_noise or family.new_words) and share is None and not chosen.no_loss:
-        about |= _planned_losses(directory, about, chosen, request, choice)
-    job = _job(directory, chosen.out, about, has_state(directory, request))
-    for name, why in {**job.about["not_carried"], **state_left(directory, request)}.items():
-        print(f"not carried: {printable(name)}, because {why}")
-    if request.adds_noise:
-        working("drawing some of the noise, to see how much of it rounding loses", chosen)
-        print(_rounding(job))
-    if recipe is not None:
-        print(_recipe_notes(recipe, notes))
-    if chosen.dry_run:
-        print(cost(directory, family, request, existing_above(chosen.out)))
-    return job
+    return "\n".join([rate, *(f"note: {note}" for note in event.notes)])
 
 
-def _recipe_notes(recipe: Recipe, notes: list[str]) -> str:
-    """The part of a recipe that a directory cannot store: the learning rate, and notes."""
-    rate = f"the recipe's learning rate from now on, with {recipe.optimizer}: lr={recipe.lr:g} (at the reference)"
-    return "\n".join([rate, *(f"note: {note}" for note in [*notes, *recipe.differences()])])
-
-
-def _chosen_size(
-    directory: Directory, family: FamilyPlan, request: Request, chosen: argparse.Namespace
-) -> dict[str, Any] | None:
-    """The size of automatic noise, measured on the base with real weights; None if a size was given."""
-    rise = request.rise
-    if rise is None:
-        return None
-    # The base and one wide model at a time, in float32.
-    check_memory(2 * 4 * family.plan.parameters("wide"), "noise chosen by its cost")
-    working("choosing the noise by what it costs", chosen)
-    early = earlier_plan(directory.path)
-    seed = unused_seed(request.seed, early, earlier_growths(directory.path).seeds)
-    usual = request.recipe is None and rise == DEFAULT_RISE
-    choice = choose_size(directory.path, family, early, None if usual else rise, seed, chosen.batch)
+def _choice(choice: Mapping[str, Any]) -> str:
+    """How the size of automatic noise was chosen."""
     if choice["kind"] == "loss":
-        told = f"the loss goes from {choice['before']:.4f} to {choice['after']:.4f}, {choice['found']:.0%} of the way to"
+        change = f"the loss goes from {choice['before']:.4f} to {choice['after']:.4f}, {choice['found']:.0%} of the way to"
         end = f"an untrained model's {choice['untrained']:.4f}"
     else:
-        told = f"the cosines between outputs change by {choice['after']:.3f} (root mean square), {choice['found']:.0%} of"
+        change = f"the cosines between outputs change by {choice['after']:.3f} (root mean square), {choice['found']:.0%} of"
         end = f"an untrained model's {choice['untrained']:.3f}"
-    print(f"noise t={choice['t']:g}, by {choice['text']}: {told} {end}\n", flush=True)
-    return choice
-
-
-def _planned_losses(
-    directory: Directory,
-    about: dict[str, Any],
-    chosen: argparse.Namespace,
-    request: Request,
-    choice: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """What noise and new words cost, measured before anything is written; nothing where it cannot be measured."""
-    dtype = request.dtype or _dtype(directory)
-    try:
-        # What the choice measured, as nothing is rounded.
-        if choice is not None and dtype == "F32" and about["words"] is None:
-            found = Losses(choice["before"], choice["after"], choice["kind"], choice["text"])
-        else:
-            check_memory(2 * 4 * about["parameters"]["wide"], "the loss after noise")
-            working(f"measuring what {'the noise costs' if request.adds_noise else 'new words cost'}", chosen)
-            found = losses_with(directory.path, about, earlier_plan(directory.path), dtype, chosen.batch)
-    except MupscaleError as error:  # the result is right all the same
-        print(_not_measured(error))
-        return {}
-    told: dict[str, Any] = {}
-    if request.adds_noise:
-        print(_costs(found, chosen, request), flush=True)
-        told["losses"] = found.as_json() if isfinite(found.after) else None
-    if found.words is not None:
-        print(found.words, flush=True)
-        told["words"] = {**about["words"], "losses": found.words.as_json()}
-    return told
-
-
-def _dtype(directory: Directory) -> str:
-    """The dtype that most of the weights are stored in."""
-    counts: Counter[str] = Counter()
-    for place in directory.tensors.values():
-        counts[place.dtype] += place.bytes * (place.dtype in FLOATS)
-    return counts.most_common(1)[0][0]
-
-
-def _stored_losses(chosen: argparse.Namespace, request: Request) -> str:
-    """What the noise of a finished directory costs."""
-    try:
-        about = read_about(chosen.out)
-        assert about is not None
-        check_memory(4 * about["parameters"]["wide"], "the loss after noise")
-        working("measuring what the noise costs", chosen)
-        return _costs(stored_losses(chosen.base, chosen.out, chosen.batch), chosen, request)
-    except MupscaleError as error:
-        return _not_measured(error)
+    return f"noise t={choice['t']:g}, by {choice['text']}: {change} {end}\n"
 
 
 def _not_measured(error: MupscaleError) -> str:
@@ -213,40 +153,23 @@ def _not_measured(error: MupscaleError) -> str:
     )
 
 
-def _costs(found: Losses, chosen: argparse.Namespace, request: Request) -> str:
+def _costs(found: Losses, request: Request) -> str:
     """What the noise costs, with a warning of a jump."""
-    scheme, size = (None, 0.0) if chosen.noise is None else parse_noise(chosen.noise)
+    scheme, size = (None, 0.0) if request.noise is None else request.noise
     if not is_jump(found.before, found.after):
         return str(found)
     remedy = f"write --noise {AUTO}, or {scheme}={smaller(size):g}" if size > 0 else "write less noise"
     if found.kind == "outputs":
-        told = f"noise changes the cosines between outputs by {found.after:.3f}: what they mean is lost; {remedy}"
+        message = f"noise changes the cosines between outputs by {found.after:.3f}: what they mean is lost; {remedy}"
     else:
-        told = jump_message(found.before, found.after, remedy)
-    return f"{found}\nwarning: {told}"
+        message = jump_message(found.before, found.after, remedy)
+    return f"{found}\nwarning: {message}"
 
 
-def _job(directory: Directory, out: Location, about: dict[str, Any], state: bool) -> Job:
-    """The job; with optimizer state it is made in another process, because only transformers knows its groups."""
-    if not state:
-        return job_of(directory, out, about)
-    # The child ignores interrupts; this process handles them.
-    quiet = (signal.SIGINT, signal.SIG_IGN)
-    with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, quiet) as pool:
-        try:
-            return pool.submit(job_of, directory, out, about).result()
-        except BrokenProcessPool:
-            raise MupscaleError(
-                "the process that reads the optimizer state was killed, most often for lack of memory; "
-                "free some and run the same command again, or do not carry the state: --no-state",
-                code="state.process_died",
-            ) from None
-
-
-def _rounding(job: Job) -> str:
+def _rounding(shares: Mapping[str, float]) -> str:
     """How much of the noise is lost to rounding, by kind of tensor."""
     worst: dict[str, float] = {}
-    for name, share in lost_to_rounding(job).items():
+    for name, share in shares.items():
         worst[pattern_of(name)] = max(share, worst.get(pattern_of(name), 0.0))
     lossy = {name: share for name, share in worst.items() if share > ADVISE}
     head = (

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.noise_words import DEFAULT_NOISE, parse_noise
 from ..errors import MupscaleError
-from .plan_options import add_source, check_goal, declared
+from .plan_options import add_source, declared, goal_of
 from .verb import add_verb, location, path
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ..checkpoints.request import Request
+    from ..families.goal import Goal
+    from ..training.recipe import Recipe
 
 
 def add_to(verbs: Any) -> None:
@@ -121,16 +123,16 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    _checked(chosen)
-    request, share = _request(chosen), _share(chosen.worker)
+    goal = goal_of(chosen)
+    _check(chosen)
+    request, share = _request(chosen, goal), _share(chosen.worker)
     from . import grow as grow
 
     return grow.run(chosen, request, share)
 
 
-def _checked(chosen: argparse.Namespace) -> None:
+def _check(chosen: argparse.Namespace) -> None:
     """Raise if options cannot work, before anything that takes long to import."""
-    check_goal(chosen)
     if chosen.noise is not None and chosen.recipe is not None:
         raise MupscaleError(
             "--recipe sets the noise: give --noise or --recipe, not both", code="recipe.with_other_settings"
@@ -155,11 +157,11 @@ def _checked(chosen: argparse.Namespace) -> None:
         parse_noise(chosen.noise, chosen.steps)
 
 
-def _request(chosen: argparse.Namespace) -> Request:
+def _request(chosen: argparse.Namespace, goal: Goal) -> Request:
     from ..checkpoints.request import SHARD_BYTES, Request, parse_dtype
 
     request = Request(
-        multipliers=chosen.multipliers,
+        goal,
         noise=None if chosen.noise is None else parse_noise(chosen.noise, chosen.steps),
         seed=chosen.seed,
         dtype=None if chosen.dtype is None else parse_dtype(chosen.dtype),
@@ -170,7 +172,6 @@ def _request(chosen: argparse.Namespace) -> Request:
         recipe=None if chosen.recipe is None else _recipe(chosen.recipe),
         trust_base=chosen.trust_base,
         declared=declared(chosen),
-        to=chosen.to,
     )
     if chosen.no_loss and chosen.batch is not None and request.rise is None:
         raise MupscaleError(
@@ -180,13 +181,13 @@ def _request(chosen: argparse.Namespace) -> Request:
     return request
 
 
-def _recipe(file: Path) -> str:
+def _recipe(file: Path) -> Recipe:
     """A recipe as a request stores it: without the points that were tried."""
     from dataclasses import replace
 
     from ..training.recipe import Recipe
 
-    return replace(Recipe.read(file), tried=()).to_json()
+    return replace(Recipe.read(file), tried=())
 
 
 def _share(text: str | None) -> tuple[int, int] | None:

@@ -82,7 +82,7 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
 
 def _arguments(request: Mapping[str, Any]) -> list[str]:
     """The arguments other than base, output and noise."""
-    found = Request.from_json(request).goal.split()
+    found = str(Request.from_json(request).goal).split()
     for key in ("export", "dtype", "optimizer"):
         found += [f"--{key}", str(request[key])] if request[key] is not None else []
     return found if request["state"] else [*found, "--no-state"]

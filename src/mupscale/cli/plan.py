@@ -15,17 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.about import check_record, factors, read_about, read_plans
-from ..checkpoints.grow import check_stored
+from ..checkpoints.about import factors
+from ..checkpoints.base import Base
+from ..checkpoints.grow_checkpoint import plan_growth
 from ..checkpoints.request import Request
 from ..checkpoints.state import has_state, state_bytes
-from ..errors import Fault, MupscaleError
-from ..families.declarations import FORM, Declarations
-from ..families.goal import Goal
 from ..families.into import experts_are_copies
-from ..families.process import plan_in_process, with_ways
 from ..families.record import FamilyPlan
-from ..files.directory import Directory, read_directory
+from ..files.directory import Directory
 from ..files.floats import FLOATS, TORCH_NAMES
 from ..files.places import item_size
 from ..plans.plan import Plan
@@ -35,25 +32,15 @@ from .stored_names import stored_names
 from .working import working
 
 _TRAINING = 16  # bytes per parameter: weight, gradient and two moments in float32, or bf16 with fp32 masters
-_DECLARED = frozenset(
-    {
-        "axis.roles_disagree",
-        "layout.axis_not_named",
-        "model.growing_integer_buffer",
-        "plan.gain_declared_once",
-        "search.tensor_undecided",
-    }
-)
-"""Codes of refusals whose remedy is a declaration."""
 UNTIED = "NOT the same training: this plan keeps the function, but training differs from the first step on"
 _PROBE = 64 << 20  # bytes written to measure the disk
 
 
 def run(chosen: argparse.Namespace, request: Request) -> int:
-    directory = read_directory(chosen.base, weights_needed=False)
-    early = None if read_about(chosen.base) is None else read_plans(chosen.base)[1]
+    base = Base(chosen.base, weights_needed=False)
+    directory, early = base.directory, base.early
     working(f"planning on a small copy of {directory.path}", chosen)
-    family = planned(directory, chosen, request)
+    family = plan_growth(base, request, chosen.architecture)
     print(describe(directory, family, request))
     print("\n" + cost(directory, family, request, _beside(chosen.base)))
     print("\n" + hyperparameters(family.plan if early is None else early.then(family.plan)))
@@ -69,51 +56,6 @@ def run(chosen: argparse.Namespace, request: Request) -> int:
 def _beside(base: Location) -> Path:
     """The folder whose disk a result is most likely written to."""
     return Path.cwd() if isinstance(base, Url) else base.absolute().parent
-
-
-def planned(directory: Directory, chosen: argparse.Namespace, request: Request) -> FamilyPlan:
-    """The plan, found and proved on a small copy in a process of its own, and the directory fits it."""
-    check_record(directory)
-    if (
-        Goal.parse(request.multipliers, request.to).to.experts is not None
-        and read_about(directory.path) is not None
-    ):
-        what = "this base was grown itself, and experts that its reference does not have would have no units there"
-        remedy = "grow its own base in one command, as --to layers=8,experts=8,top_k=2,expert_ffn=64"
-        raise MupscaleError(
-            "experts come with the first growth",
-            [Fault("experts.base_was_grown", "--to experts", what, remedy)],
-        )
-    try:
-        family = plan_in_process(
-            directory.config,
-            request.multipliers,
-            to=request.to,
-            architecture=chosen.architecture,
-            export=request.export,
-            stored=list(directory.tensors),
-            declared=declarations(request),
-        )
-    except MupscaleError as error:
-        ways = _declarable(error)
-        if not ways:
-            raise
-        raise with_ways(error, ways) from None
-    if directory.weights:
-        check_stored(directory, family)
-    return family
-
-
-def _declarable(error: MupscaleError) -> list[Fault]:
-    """How to declare here what an error asks to declare."""
-    if not _DECLARED & set(error.codes):
-        return []
-    what = "takes what is to be declared, as JSON by pattern of names; each part may be left out"
-    return [Fault("plan.can_be_declared", "--declare FILE", what, f"write {FORM}")]
-
-
-def declarations(request: Request) -> Declarations | None:
-    return None if request.declared is None else Declarations.of_json(json.loads(request.declared))
 
 
 def changes(base: Mapping[str, Any], wide: Mapping[str, Any], path: str = "") -> list[tuple[str, str, str]]:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ..errors import MupscaleError
+from ..families.declarations import Declarations, read_declarations
 from ..families.goal import Goal
 from .verb import add_verb, location, path
 
@@ -75,29 +76,23 @@ def add_source(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def check_goal(chosen: argparse.Namespace) -> None:
-    """Raise unless -k or --to says what grows, in a form that can be read; without -k no width grows."""
+def goal_of(chosen: argparse.Namespace) -> Goal:
+    """What -k, --to and --into say together; without -k no width grows."""
     if chosen.multipliers is None and chosen.to is None:
         raise MupscaleError("say what grows: -k 2 for every width, or --to layers=8", code="goal.not_given")
-    chosen.multipliers = chosen.multipliers or "1"
+    to = chosen.to
     if chosen.into is not None:
-        chosen.to = f"{chosen.to},into={chosen.into}" if chosen.to else f"into={chosen.into}"
-    Goal.parse(chosen.multipliers, chosen.to)
+        to = f"{to},into={chosen.into}" if to else f"into={chosen.into}"
+    return Goal.parse(chosen.multipliers or "1", to)
 
 
-def declared(chosen: argparse.Namespace) -> str | None:
-    """What --declare says, as a request stores it."""
-    if chosen.declare is None:
-        return None
-    import json
-
-    from ..families.declarations import read_declarations
-
-    return json.dumps(read_declarations(chosen.declare).as_json(), sort_keys=True)
+def declared(chosen: argparse.Namespace) -> Declarations | None:
+    """What --declare says."""
+    return None if chosen.declare is None else read_declarations(chosen.declare)
 
 
 def run(chosen: argparse.Namespace) -> int:
-    check_goal(chosen)
+    goal = goal_of(chosen)
     if chosen.json is not None and (chosen.json.is_dir() or not chosen.json.absolute().parent.is_dir()):
         raise MupscaleError(
             f"--json {chosen.json}: expected the name of a file in a folder that exists",
@@ -105,7 +100,7 @@ def run(chosen: argparse.Namespace) -> int:
         )
     from ..checkpoints.request import Request
 
-    request = Request(chosen.multipliers, export=chosen.export, declared=declared(chosen), to=chosen.to)
+    request = Request(goal, export=chosen.export, declared=declared(chosen))
     from . import plan
 
     return plan.run(chosen, request)

@@ -45,6 +45,42 @@ class Goal:
         )
         return goal
 
+    def __str__(self) -> str:
+        """The goal as it is written on a command line.
+
+        >>> print(Goal.parse(2)); print(Goal.parse("1", "layers=8")); print(Goal.parse("ffn=2", "vocab=+64"))
+        -k 2
+        --to layers=8
+        -k ffn=2 --to vocab=+64
+        """
+        width = [f"-k {self.k_text}"] if self.to_text is None or self.k_text != "1" else []
+        return " ".join([*width, *([] if self.to_text is None else [f"--to {self.to_text}"])])
+
+    @property
+    def k_text(self) -> str:
+        """What `-k` says: `parse` reads it back."""
+        return ",".join(str(k) if width == EVERY else f"{width}={k}" for width, k in self.k.items())
+
+    @property
+    def to_text(self) -> str | None:
+        """What `--to` says; None where it says nothing.
+
+        >>> Goal.parse(1, "hidden=96,layers=8,after=1:3").to_text
+        'layers=8,after=1:3,hidden=96'
+        """
+        to, experts = self.to, self.to.experts
+        said: dict[str, object] = {
+            "layers": to.layers,
+            "after": "" if to.after is None else ":".join(map(str, to.after)),
+            **dict(to.sizes),
+            "vocab": to.vocab,
+            "positions": to.positions,
+        }
+        if experts is not None:
+            said |= {"experts": experts.number, "top_k": experts.top_k, "expert_ffn": experts.ffn}
+            said["into"] = experts.into
+        return ",".join(f"{key}={value}" for key, value in said.items() if value) or None
+
     @property
     def sizes(self) -> Mapping[str, int]:
         """The sizes that `--to` names, by width."""

@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from ..checkpoints.about import check_record, read_about, read_plans
-from ..checkpoints.grow import plan_without
-from ..checkpoints.shards import Spelling, stored_tensors
+from ..checkpoints.about import check_record, plans_of, read_about
+from ..checkpoints.shards import Spelling, plan_without, stored_tensors
 from ..checkpoints.trainer_groups import trainer_orders
 from ..checkpoints.trainer_state import OPTIMIZER
 from ..errors import Fault, MupscaleError, raise_faults
@@ -37,7 +36,8 @@ def directory_source(
 ) -> Source:
     """The tensors of a directory by planned name; with `state`, the moments of its Trainer too."""
     directory = read_directory(path)
-    check_record(directory)
+    about = read_about(path)
+    check_record(directory, about)
     spelling = Spelling() if family is None else Spelling.of(family)
     absent = [
         name
@@ -64,8 +64,7 @@ def directory_source(
     files = [*directory.weights, *([OPTIMIZER] if OPTIMIZER in directory.trainer else [])]
     text = repr([base_file(path, name) for name in files])
     identity = f"directory {hashlib.sha256(text.encode()).hexdigest()}"
-    about = read_about(path)
-    since = None if about is None else read_plans(path)[1]
+    since = None if about is None else plans_of(about, path)[1]
     return Source(path, identity, weights, states, settings, since, Provenance.from_json(about or {}))
 
 
