@@ -224,6 +224,7 @@ def test_an_empty_store_has_not_run(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)  # its work is bounded; the wall clock of a busy machine is not
 def test_the_smoke_run_makes_every_stage(tmp_path, capsys):
     assert command.smoke(tmp_path) == 0
     assert "c_end=not_run" not in capsys.readouterr().out
