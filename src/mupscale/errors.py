@@ -148,7 +148,7 @@ TYPES: dict[type[MupscaleError], str] = {
         layout.pad_between_copies model.embedding_max_norm model.norm_groups_grow model.parametrized_weight
         model.weight_norm_direction optimizer.cannot_be_exact optimizer.decay_of_folded_gain
         optimizer.divides_zero_by_zero optimizer.measures_folded_gain optimizer.not_widened_exactly
-        optimizer.refused_by_row optimizer.takes_no_padding proof.run_deviates proof.untied_outputs_differ
+        optimizer.refused_by_row optimizer.takes_no_padding proof.run_deviates
         schedule.absolute_rate schedule.reads_base search words.padding_row_moves""",
     Undecided: """
         axis.padding_leaks axis.padding_of_norm layout.read_but_not_written layout.undeclared
@@ -160,7 +160,7 @@ TYPES: dict[type[MupscaleError], str] = {
         advice argument axis.factor_out_of_range axis.no_parts axis.not_a_factor axis.not_an_axis axis.out_of_range
         axis.unknown_role clip depth.order_does_not_fit depth.order_missing depth.order_not_measured
         depth.order_not_one_list depth.wrong_places factory.not_a_module goal layout.axis_not_named
-        layout.not_a_divisor layout.not_a_layout layout.other_sizes limits noise.above_norm noise.needs_loss
+        layout.not_a_divisor layout.not_a_layout layout.other_sizes noise.above_norm noise.needs_loss
         noise.new_weights_alone noise.no_such_dimension noise.no_such_row noise.not_a_size noise.not_given
         noise.other_number_of_sizes noise.pattern_matches_nothing noise.rise_and_steps noise.sigma_or_t
         noise.unknown_tensor noise.zero_rise option plan.no_such_name plan.not_given plan.wrong_roles
@@ -179,7 +179,7 @@ TYPES: dict[type[MupscaleError], str] = {
         growth.other_provenance_version growth.plan_hash_differs growth.record_incomplete growth.record_malformed
         growth.request_malformed header job.bytes_differ
         job.malformed_record job.wrong_format json noise.malformed_record pickle plan.contradicts_itself
-        plan.edits_constants plan.malformed_record plan.not_a_family_plan plan.wrong_format
+        plan.edits_constants plan.malformed_record plan.not_a_family_plan plan.static plan.wrong_format
         recipe.malformed_record recipe.wrong_format
         store.not_a_journal study.checkpoint_damaged""",
 }

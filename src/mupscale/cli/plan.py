@@ -32,7 +32,6 @@ from .stored_names import stored_names
 from .working import working
 
 _TRAINING = 16  # bytes per parameter: weight, gradient and two moments in float32, or bf16 with fp32 masters
-UNTIED = "NOT the same training: this plan keeps the function, but training differs from the first step on"
 _PROBE = 64 << 20  # bytes written to measure the disk
 
 
@@ -223,6 +222,4 @@ def evidence(family: FamilyPlan) -> str:
         f"found by {how}, {seen.trials} tried on a copy of {seen.parameters:,} parameters in float64:",
         f"  gradients agree to {seen.worst_gradient:.0e}{steps if seen.steps else ''}",
     ]
-    if family.plan.exact != "dynamic":
-        lines.append(f"  {UNTIED}")
     return "\n".join([*lines, *(f"  note: {note}" for note in family.notes)])
