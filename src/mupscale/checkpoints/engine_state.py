@@ -16,13 +16,14 @@ from ..files.universal import strange
 from ..jobs.job import Move, Text
 from ..models.names import resolve
 from ..optimizers.carry import carry_optimizer
+from ..optimizers.identify import identify
 from ..optimizers.named import NamedOptimizer
+from ..optimizers.positions import named_orders
 from ..optimizers.read import Names, read_positions
 from ..plans.direction import Direction, Noises
 from ..plans.plan import Plan
 from ..rules.optimizer_rule import OptimizerRule
 from ..rules.optimizers import rule_for
-from .trainer_groups import named_orders, told_by
 
 OTHER_PLAN = "use the plan that starts at this checkpoint's model, or plan.rename"
 NEW_TENSOR = "a new tensor, or one with other names in the base, which this format does not get"
@@ -84,7 +85,7 @@ class NamedState:
         rule = (
             rule_for(optimizer, rules=rules)
             if optimizer
-            else told_by(groups, held.values(), rules, remedy=_NAME_IT)
+            else identify(groups, held.values(), rules, remedy=_NAME_IT)
         )
         raise_few(claim, self._no_numbers(rule))
         named, unread = read_positions(groups, held, order, rule, self.label)

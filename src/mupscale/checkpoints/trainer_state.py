@@ -20,8 +20,10 @@ from ..files.strict import printable, raise_few
 from ..files.torch_file import Room, lay_out, read_tensor, read_tree
 from ..jobs.job import Move
 from ..optimizers.carry import carry_optimizer
+from ..optimizers.identify import identify
 from ..optimizers.joined import sources_of
 from ..optimizers.named import Moment
+from ..optimizers.positions import CLAIM, LEAVE
 from ..optimizers.quantised import Coded, rounding_warning
 from ..optimizers.read import Groups, Names, parts, read_positions
 from ..optimizers.write import write_positions
@@ -30,7 +32,7 @@ from ..plans.plan import Plan
 from ..rules.optimizer_rule import OptimizerRule
 from ..rules.optimizers import rule_for
 from ..storage.location import Location, location
-from .trainer_groups import CLAIM, LEAVE, told_by, trainer_orders
+from .trainer_groups import trainer_orders
 
 OPTIMIZER = "optimizer.pt"
 
@@ -55,7 +57,7 @@ def trainer_moves(
     folder = location(base_dir)
     groups, state = parts(read_tree(folder / OPTIMIZER), OPTIMIZER)
     raise_few(CLAIM, _tensors_in(groups))
-    rule = rule_for(optimizer, rules=rules) if optimizer else told_by(groups, state.values(), rules)
+    rule = rule_for(optimizer, rules=rules) if optimizer else identify(groups, state.values(), rules)
     order, wide_order = trainer_orders(groups, plan, base, wide, names)
     there = {k: {key: _read_number(folder, value) for key, value in s.items()} for k, s in state.items()}
     named, unread = read_positions(groups, there, order, rule, OPTIMIZER)

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoints.trainer_groups import CLAIM, named_orders, told_by
 from ..errors import Fault, MupscaleError
 from ..files.strict import os_errors, printable, raise_few
 from ..files.torch_file import map_leaves, read_tree
 from ..optimizers.carry import carry_optimizer, made
+from ..optimizers.identify import identify
+from ..optimizers.positions import CLAIM, named_orders
 from ..optimizers.read import Names, parts, read_positions
 from ..optimizers.write import write_positions
 from ..plans.direction import Direction
@@ -111,7 +112,7 @@ def _widened(
 ) -> dict[str, Any]:
     groups, states = parts(state, where)
     kept = all("param_names" in group for group in groups)
-    chosen = rule if rule is not None else told_by(groups, states.values(), rules)
+    chosen = rule if rule is not None else identify(groups, states.values(), rules)
     order, wide_order = named_orders(groups, plan, None if kept else names)
     direction = Direction(plan)
     named, unread = read_positions(groups, states, order, chosen, where)
