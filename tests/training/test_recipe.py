@@ -234,8 +234,8 @@ def test_noise_or_lr_with_a_recipe_are_refused_and_so_are_copies_with_neither():
 def llama_in(folder):
     """A tiny Llama in `base`, its plan for k = 2, and the arguments that grow it."""
     transformers = pytest.importorskip("transformers")
-    from mupscale.checkpoints.about import read_plans
     from mupscale.cli.main import main
+    from mupscale.runs.growth_record import read_plans
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(

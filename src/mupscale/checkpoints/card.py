@@ -13,7 +13,7 @@ from typing import Any
 
 from ..families.into import experts_are_copies
 from ..families.multipliers import NOTHING, parse_to
-from .about import NAME
+from ..runs.growth_record import NAME
 from .request import Request
 from .train_script import rate_of, writes_text
 

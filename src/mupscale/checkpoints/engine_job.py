@@ -9,18 +9,17 @@ import torch
 
 from ..jobs.identity import make_job
 from ..jobs.job import Move
+from ..jobs.norms import measured_in
 from ..jobs.worker import run_job
 from ..noise.kinds import Noise
 from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
 from ..noise.resolved import NoisePlan, refuse_in_parts
 from ..plans.plan import Plan
+from ..runs.growth_record import FORMAT, earlier_growths, earlier_plan
 from ..runs.provenance import reference_of
 from ..storage.location import Location, absolute
 from ..version import __version__
-from .about import FORMAT
 from .engine_state import WideFiles
-from .grow import earlier_growths, earlier_plan
-from .norms import measured_in
 
 
 def write_grown(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..checkpoints.about import KEYS, NAME, read_about
+from ..checkpoints.about import KEYS
 from ..checkpoints.grow import job_of, wide_config
 from ..checkpoints.request import Request
 from ..errors import Fault, MupscaleError, raise_faults
@@ -22,6 +22,7 @@ from ..jobs.progress import shown_progress
 from ..jobs.verify_bytes import check_alone, check_bytes, read_job
 from ..plans.plan import Plan
 from ..proofs.identity import GRADIENT_TOLERANCE
+from ..runs.growth_record import NAME, read_about
 from ..storage.location import Location
 from .plan import changes, declarations
 from .working import working

@@ -16,8 +16,7 @@ from math import isfinite
 from multiprocessing import get_context
 from typing import Any
 
-from ..checkpoints.about import read_about
-from ..checkpoints.grow import earlier_growths, earlier_plan, job_of, record
+from ..checkpoints.grow import job_of, record
 from ..checkpoints.noise_words import AUTO, DEFAULT_NOISE, parse_noise
 from ..checkpoints.recipe_state import notes_on
 from ..checkpoints.request import Request
@@ -37,6 +36,7 @@ from ..jobs.worker import run_job, run_worker
 from ..models.names import pattern_of
 from ..noise.resolve import unused_seed
 from ..rules.noise_defaults import DEFAULT_RISE
+from ..runs.growth_record import earlier_growths, earlier_plan, read_about
 from ..storage.location import Location, absolute
 from ..text import columns
 from ..training.grow.loss_rise import is_jump, jump_message, smaller

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.about import check_record, factors, read_about, read_plans
+from ..checkpoints.about import check_record, factors
 from ..checkpoints.grow import check_stored
 from ..checkpoints.request import Request
 from ..checkpoints.state import has_state, state_bytes
@@ -29,6 +29,7 @@ from ..files.directory import Directory, read_directory
 from ..files.floats import FLOATS, TORCH_NAMES
 from ..files.places import item_size
 from ..plans.plan import Plan
+from ..runs.growth_record import read_about, read_plans
 from ..storage.location import Location, Url
 from ..text import columns, duration, size
 from .stored_names import stored_names

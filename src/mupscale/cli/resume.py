@@ -9,7 +9,6 @@ import argparse
 import json
 from dataclasses import replace
 
-from ..checkpoints.about import read_about
 from ..checkpoints.grow import check_config
 from ..checkpoints.request import Request
 from ..errors import Fault, MupscaleError, raise_faults
@@ -20,6 +19,7 @@ from ..jobs.job import Job
 from ..jobs.job_check import sound_job
 from ..jobs.partial import working_job
 from ..jobs.verify_bytes import read_job
+from ..runs.growth_record import read_about
 from ..storage.location import Url, absolute
 from ..storage.looking import exists, same_place
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from ..checkpoints.about import check_record, read_about, read_plans
+from ..checkpoints.about import check_record
 from ..checkpoints.grow import plan_without
 from ..checkpoints.shards import Spelling, stored_tensors
 from ..checkpoints.trainer_groups import trainer_orders
@@ -26,6 +26,7 @@ from ..optimizers.joined import state_of
 from ..optimizers.read import parts
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
+from ..runs.growth_record import read_about, read_plans
 from ..runs.provenance import Provenance
 from ..storage.location import Location
 from ..tensors.parts import Rectangle

@@ -26,9 +26,9 @@ from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..rules.optimizer_rule import OptimizerRule
 from ..rules.optimizers import rule_for
+from ..runs.growth_record import KEY, plans_in, record_in, record_of
 from ..runs.provenance import Growth, Provenance
 from ..training.grow.state_dicts import grow_state_dict
-from .going_on import KEY, plans_in, read_provenance, record_of
 
 _WEIGHTS, _STATES = "state_dict", "optimizer_states"
 
@@ -69,7 +69,7 @@ def grow_lightning_checkpoint(
         )
     early, history = None, Provenance()
     if KEY in described:
-        early, history = plans_in(path)[1], read_provenance(path)
+        early, history = plans_in(path)[1], Provenance.from_json(record_in(path))
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     whole = plan.rename(lambda name: prefix + name)
     raise_few(f"{printable(str(path))} cannot be widened", _unknown_tensors(checkpoint))

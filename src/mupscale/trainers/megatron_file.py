@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import nn
 
-from ..checkpoints.about import NAME
 from ..checkpoints.engine_job import write_grown
 from ..checkpoints.engine_state import WideFiles
 from ..checkpoints.megatron import wide_megatron
@@ -30,6 +29,7 @@ from ..plans.ends import expect_proved
 from ..plans.plan import Plan
 from ..rules.axes import Layout
 from ..rules.optimizer_rule import OptimizerRule
+from ..runs.growth_record import NAME
 from ..storage.location import Location, location
 from ..storage.looking import exists
 from .titan_layouts import other_heads
