@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "src" / "mupscale"
 ORDER = [
     "rules", "tensors", "storage", "files", "models", "plans", "optimizers", "runs", "noise", "proofs", "planning",
-    "training", "families", "jobs", "checkpoints", "sharded", "trainers", "tuning", "reports", "limits", "cli",
+    "training", "families", "jobs", "formats", "checkpoints", "sharded", "trainers", "tuning", "reports", "limits", "cli",
 ]  # fmt: skip
 INNER = {"planning": ["facts", "search"], "training": ["start", "units", "rates", "grow", "check"]}
 """The folders of rooms that have some, in order; files of the room itself may import from all of them."""
@@ -190,7 +190,7 @@ def units_imported(text: str) -> set[str]:
     return {alias.name for node in nodes for alias in node.names} & {"W", "G", "FILLED"}
 
 
-UNIT_ROOMS = ("optimizers", "noise", "proofs", "training", "checkpoints", "sharded", "trainers")
+UNIT_ROOMS = ("optimizers", "noise", "proofs", "training", "formats", "checkpoints", "sharded", "trainers")
 """The rooms that carry weights, state and settings from one width to the other."""
 WIDTHS = {
     "k", "s", "r", "c", "scale", "fold", "filled", "copies", "multiplier", "factor", "width", "wide", "narrow",
