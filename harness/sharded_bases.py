@@ -19,7 +19,7 @@ from harness.runs import step
 from harness.sharded_cases import NOISES, SEED, SIZES, adamw, llama_model, model_named, request, save
 from mupscale.checkpoints.grow import job_of, record
 from mupscale.checkpoints.request import Request
-from mupscale.checkpoints.trainer_groups import trainer_order
+from mupscale.checkpoints.trainer_state import trainer_order
 from mupscale.families.process import plan_in_process
 from mupscale.families.record import FamilyPlan
 from mupscale.files.directory import read_directory

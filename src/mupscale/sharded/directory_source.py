@@ -14,8 +14,7 @@ from torch import nn
 from ..checkpoints.about import check_record
 from ..checkpoints.grow import plan_without
 from ..checkpoints.shards import Spelling, stored_tensors
-from ..checkpoints.trainer_groups import trainer_orders
-from ..checkpoints.trainer_state import OPTIMIZER
+from ..checkpoints.trainer_state import OPTIMIZER, trainer_orders
 from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
