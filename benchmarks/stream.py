@@ -39,11 +39,11 @@ from statistics import median
 from harness.limited import peak_mib
 from harness.llama_files import Llama, job_for, write_directory
 from harness.program import Outcome, option, run
-from mupscale.checkpoints.norms import measured_in
 from mupscale.files.directory import Directory, read_directory
 from mupscale.files.places import item_size
 from mupscale.jobs import worker as worker_module
 from mupscale.jobs.blocks import Reader
+from mupscale.jobs.norms import measured_in
 from mupscale.jobs.worker import run_job
 from mupscale.noise.measures import Statistic
 

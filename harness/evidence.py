@@ -33,7 +33,7 @@ GROWTH = (
 """Growing a model that is in memory."""
 FAMILIES = (*GROWTH, "families")
 """The same for a class of transformers."""
-JOBS = ("rules", "tensors", "storage", "files", "jobs", "checkpoints")
+JOBS = ("rules", "tensors", "storage", "files", "jobs", "formats", "checkpoints")
 """Writing a wide checkpoint from a plan."""
 CHECKPOINTS = tuple(dict.fromkeys((*FAMILIES, *JOBS)))
 """Growing a directory of Hugging Face."""

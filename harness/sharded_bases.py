@@ -20,7 +20,7 @@ from harness.sharded_cases import NOISES, SEED, SIZES, adamw, llama_model, model
 from mupscale.checkpoints.base import Base
 from mupscale.checkpoints.grow import job_of, record
 from mupscale.checkpoints.request import Request
-from mupscale.checkpoints.trainer_groups import trainer_order
+from mupscale.checkpoints.trainer_state import trainer_order
 from mupscale.families.process import plan_in_process
 from mupscale.families.record import FamilyPlan
 from mupscale.jobs.partial import partial

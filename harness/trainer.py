@@ -17,10 +17,10 @@ from filelock import FileLock
 from torch import Tensor
 
 import mupscale as mu
-from mupscale.checkpoints.about import FORMAT
 from mupscale.checkpoints.trainer_state import trainer_moves
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.worker import run_job
+from mupscale.runs.growth_record import FORMAT
 
 STOP, LATER, END = 20, 30, 40
 EQUAL, DIFFERENT = 1e-5, 1e-3

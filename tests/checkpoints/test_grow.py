@@ -18,10 +18,10 @@ from safetensors.torch import load_file  # noqa: E402
 from harness.closeness import SINGLE, difference  # noqa: E402
 from harness.refusals import refused  # noqa: E402
 from harness.tiny_llama import cli  # noqa: E402
-from mupscale.checkpoints.about import read_plans  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 from mupscale.jobs.job import Job  # noqa: E402
 from mupscale.models.float64 import lifted_casts  # noqa: E402
+from mupscale.runs.growth_record import read_plans  # noqa: E402
 
 SIZES = dict(  # noqa: C408
     hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=97
@@ -329,7 +329,7 @@ def test_a_batch_shows_what_noise_costs(base, tmp_path, capsys):
 @pytest.fixture(scope="module")
 def stateful(planned_here, tmp_path_factory):
     """A Trainer's directory, with AdamW state, and what growing it with noise gives."""
-    from mupscale.checkpoints.trainer_groups import trainer_order
+    from mupscale.checkpoints.trainer_state import trainer_order
 
     folder = tmp_path_factory.mktemp("stateful")
     model = save_llama(folder / "base")

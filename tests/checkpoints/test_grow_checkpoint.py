@@ -10,9 +10,10 @@ import torch
 
 import mupscale as mu
 from harness.refusals import refusal
-from mupscale.checkpoints import about, base, events, shards
+from mupscale.checkpoints import base, events, shards
 from mupscale.checkpoints.request import Request
 from mupscale.cli.main import main
+from mupscale.runs.growth_record import NAME
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
@@ -126,7 +127,7 @@ def test_a_record_of_version_0_2_is_read(tiny, tmp_path):
     """There the request is stored as text, in the order in which it was typed."""
     out = tmp_path / "wide"
     mu.grow_checkpoint(tiny, out, to="layers=2,hidden=32,heads=4,kv_heads=2")
-    path = out / about.NAME
+    path = out / NAME
     record = json.loads(path.read_text())
     assert record["request"]["to"] == "layers=2,heads=4,hidden=32,kv_heads=2"
     record["request"]["to"] = "hidden=32,kv_heads=2,heads=4,layers=2"

@@ -11,11 +11,11 @@ import mupscale as mu
 from harness.known_optimizers import WRITTEN_RULES
 from harness.low_bit import BnbAdamW, BnbAdEMAMix
 from harness.refusals import refusal
-from mupscale.checkpoints.trainer_groups import told_by
 from mupscale.checkpoints.trainer_state import trainer_moves
 from mupscale.files.torch_file import read_tree
 from mupscale.jobs.identity import make_job
 from mupscale.jobs.worker import run_job
+from mupscale.optimizers.identify import identify
 from mupscale.optimizers.read import parts
 from mupscale.rules.optimizers import RULES
 
@@ -70,10 +70,10 @@ def test_adamw_is_told_from_the_shape_of_its_state(kind, told, tmp_path):
     saved(kind, 8, tmp_path / "base")
     groups, state = parts(read_tree(tmp_path / "base" / "optimizer.pt"), "optimizer.pt")
     if told:
-        assert told_by(groups, state.values()) is RULES["bitsandbytes.optim.AdamW"]
+        assert identify(groups, state.values()) is RULES["bitsandbytes.optim.AdamW"]
     else:
         refusal(
-            lambda: told_by(groups, state.values()),
+            lambda: identify(groups, state.values()),
             "state.optimizer_unclear",
             where="bitsandbytes.optim.AdEMAMix",
         )

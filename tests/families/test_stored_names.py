@@ -10,10 +10,10 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
 import mupscale as mu  # noqa: E402
-from mupscale.checkpoints.about import read_plans  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 from mupscale.families.record import Part  # noqa: E402
 from mupscale.families.stored import stored_parts  # noqa: E402
+from mupscale.runs.growth_record import read_plans  # noqa: E402
 
 SMALL = dict(  # noqa: C408
     hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=97

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "src" / "mupscale"
 ORDER = [
     "rules", "tensors", "storage", "files", "models", "plans", "optimizers", "runs", "noise", "proofs", "planning",
-    "training", "families", "jobs", "checkpoints", "sharded", "trainers", "tuning", "reports", "cli",
+    "training", "families", "jobs", "formats", "checkpoints", "sharded", "trainers", "tuning", "reports", "cli",
 ]  # fmt: skip
 INNER = {"planning": ["facts", "search"], "training": ["start", "units", "rates", "grow", "check"]}
 """The folders of rooms that have some, in order; files of the room itself may import from all of them."""
@@ -103,8 +103,8 @@ def test_every_folder_is_a_room_with_a_place_in_the_order():
     assert {room(path) for path in FILES} - {None} == set(ORDER)
 
 
-@pytest.mark.parametrize("room", CORE)
-def test_a_core_room_can_be_read_at_once(room):
+@pytest.mark.parametrize("room", [*CORE, "formats"])
+def test_a_room_can_be_read_at_once(room):
     folders = {path.parent for path in FILES if path.is_relative_to(PACKAGE / room)}
     many = {f.relative_to(PACKAGE).as_posix(): len([*f.glob("*.py")]) - 1 for f in folders}
     assert {name: count for name, count in many.items() if count > MOST_FILES} == {}
@@ -190,7 +190,7 @@ def units_imported(text: str) -> set[str]:
     return {alias.name for node in nodes for alias in node.names} & {"W", "G", "FILLED"}
 
 
-UNIT_ROOMS = ("optimizers", "noise", "proofs", "training", "checkpoints", "sharded", "trainers")
+UNIT_ROOMS = ("optimizers", "noise", "proofs", "training", "formats", "checkpoints", "sharded", "trainers")
 """The rooms that carry weights, state and settings from one width to the other."""
 WIDTHS = {
     "k", "s", "r", "c", "scale", "fold", "filled", "copies", "multiplier", "factor", "width", "wide", "narrow",

@@ -24,8 +24,7 @@ from harness import trainer as bench
 from harness.refusals import refusal
 from harness.trainer import Setting, gap, grow_directory, hugging_face, model, plan_for
 from mupscale.checkpoints.not_carried import not_carried
-from mupscale.checkpoints.trainer_groups import trainer_order
-from mupscale.checkpoints.trainer_state import trainer_moves
+from mupscale.checkpoints.trainer_state import trainer_moves, trainer_order
 from mupscale.files.directory import read_directory
 from mupscale.files.torch_file import read_tree
 from mupscale.jobs.identity import make_job

@@ -234,8 +234,8 @@ def test_noise_or_lr_with_a_recipe_are_refused_and_so_are_copies_with_neither():
 def llama_in(folder):
     """A tiny Llama in `base`, its plan for k = 2, and the arguments that grow it."""
     transformers = pytest.importorskip("transformers")
-    from mupscale.checkpoints.about import read_plans
     from mupscale.cli.main import main
+    from mupscale.runs.growth_record import read_plans
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -295,7 +295,7 @@ def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
 )  # fmt: skip
 def test_the_command_reads_the_optimizer_from_its_state(optimizer, more, code, said, tmp_path, capsys):
     """Optimizer and constants are the recipe's, or others, or not known; each is said in one line."""
-    from mupscale.checkpoints.trainer_groups import trainer_order
+    from mupscale.checkpoints.trainer_state import trainer_order
     from mupscale.cli.main import main
 
     base, plan, small = llama_in(tmp_path)

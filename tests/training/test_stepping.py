@@ -10,8 +10,9 @@ from torch.optim import lr_scheduler
 import mupscale as mu
 from harness.refusals import refused
 from harness.setups import SETUPS
-from mupscale.checkpoints.trainer_groups import named_orders, told_by
 from mupscale.optimizers.carry import carry_optimizer, made
+from mupscale.optimizers.identify import identify
+from mupscale.optimizers.positions import named_orders
 from mupscale.optimizers.read import parts, read_positions
 from mupscale.optimizers.write import write_positions
 from mupscale.plans.direction import Direction
@@ -96,7 +97,7 @@ def test_the_optimizer_is_told_from_what_it_keeps(setup):
     optimizer = setup.optimizer(model.parameters(), **setup.settings)
     train(model, optimizer, 1)
     state = optimizer.state_dict()
-    found, own = told_by(state["param_groups"], state["state"].values()), rule_for(setup.optimizer)
+    found, own = identify(state["param_groups"], state["state"].values()), rule_for(setup.optimizer)
     assert found.refuse is own.refuse
     for key in state["state"].get(0, {}):
         assert found.state[key] == own.state[key]

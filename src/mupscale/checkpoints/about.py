@@ -5,22 +5,18 @@ Knows which facts are recorded; moves no tensor and plans nothing. `card.py` say
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import Fault, MupscaleError
 from ..files.directory import Directory
-from ..files.strict import parse_json, printable, read_regular
+from ..files.strict import printable
 from ..models.names import pattern_of
 from ..optimizers.settings import factors_of
 from ..plans.plan import Plan
 from ..rules.optimizers import RULES
-from ..storage.location import Location, location
-from ..storage.looking import exists
+from ..runs.growth_record import NAME
 
-NAME = "mupscale.json"
-FORMAT = "mupscale directory 1"
 MARK = "mupscale"
 """The field of a grown config.json that says so: it survives where the record is lost."""
 KEYS = (
@@ -28,20 +24,6 @@ KEYS = (
     "request", "since_reference", "spelling",
 )  # fmt: skip
 """What a record says that leads back to its base; a trainer's copy of it may hold the plans alone."""
-_MOST_OBJECTS = 6_000_000  # of JSON; a record holds two plans, each with an object per tensor
-
-
-def read_about(directory: Location | str) -> dict[str, Any] | None:
-    """The record of a grown directory, or None where there is none; anything else is an error."""
-    path = location(directory) / NAME
-    if not exists(path):
-        return None
-    told = parse_json(read_regular(path), str(path), infinity=True, objects=_MOST_OBJECTS)
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
-        raise MupscaleError(
-            f"{path} is not a record of growth: expected format {FORMAT!r}", code="growth.not_a_record"
-        )
-    return told
 
 
 def check_record(directory: Directory, about: Mapping[str, Any] | None) -> None:
@@ -61,32 +43,6 @@ def check_record(directory: Directory, about: Mapping[str, Any] | None) -> None:
             f"{printable(str(directory.path))} was saved without its record",
             [Fault("growth.record_lost", NAME, what, remedy)],
         )
-
-
-def read_record(directory: Location | str) -> dict[str, Any]:
-    """The record of a grown directory; raises where there is none."""
-    told = read_about(directory)
-    if told is None:
-        raise MupscaleError(
-            f"{directory} holds no {NAME}, so how it was grown is not known; "
-            "mupscale upscale and mupscale grow write it; copy it from there, as trainers do not",
-            code="growth.record_missing",
-        )
-    return told
-
-
-def read_plans(directory: Location | str) -> tuple[Plan, Plan]:
-    """The plan that made a grown directory, and the plan that leads to it from the reference."""
-    return plans_of(read_record(directory), directory)
-
-
-def plans_of(about: Mapping[str, Any], directory: Location | str) -> tuple[Plan, Plan]:
-    """The two plans of a record that was read from a directory."""
-    try:
-        plans = [Plan.from_json(json.dumps(about[key])) for key in ("plan", "since_reference")]
-    except KeyError as error:
-        raise MupscaleError(f"{directory}/{NAME} has no {error}", code="growth.record_incomplete") from None
-    return plans[0], plans[1]
 
 
 def factors(plan: Plan) -> list[dict[str, Any]]:

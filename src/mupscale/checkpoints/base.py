@@ -10,9 +10,9 @@ from typing import Any
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..plans.plan import Plan
+from ..runs.growth_record import plans_of, read_about
 from ..runs.provenance import Provenance
 from ..storage.location import Location
-from .about import plans_of, read_about
 from .shards import Spelling, StoredTensor, stored_plan, stored_tensors
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..families.into import experts_are_copies
-from .about import NAME
+from ..runs.growth_record import NAME
 from .request import Request
 from .train_script import rate_of, writes_text
 

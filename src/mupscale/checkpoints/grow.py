@@ -23,20 +23,21 @@ from ..files.places import torch_dtype
 from ..files.strict import read_regular
 from ..jobs.identity import make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
+from ..jobs.norm_journal import NormJournal
+from ..jobs.norms import measured_in
 from ..noise.kinds import CLASSES, Noise, SignalNoise
 from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
 from ..noise.resolved import NoisePlan, restore_noise
 from ..plans.plan import Plan
-from ..runs.provenance import Provenance, reference_of
+from ..runs.growth_record import FORMAT
+from ..runs.provenance import reference_of
 from ..storage.location import Location, absolute
 from ..storage.looking import has_versions, is_file
 from ..training.grow.auto_noise import AutoNoise
 from ..version import __version__
-from .about import FORMAT, MARK, factors, read_about, read_plans
+from .about import MARK, factors
 from .base import Base
 from .card import card
-from .norm_journal import NormJournal
-from .norms import measured_in
 from .not_carried import not_carried
 from .request import Request
 from .sentence_modules import module_files
@@ -45,16 +46,6 @@ from .state import has_state, trainer_state, universal_state
 from .train_script import NAME as SCRIPT
 from .train_script import train_script
 from .trainer_state import OPTIMIZER
-
-
-def earlier_plan(directory: Location) -> Plan | None:
-    """The plan from the reference to a base that was itself grown; None for a base that is its own reference."""
-    return None if read_about(directory) is None else read_plans(directory)[1]
-
-
-def earlier_growths(directory: Location) -> Provenance:
-    """The history of a base; empty for one that was not grown."""
-    return Provenance.from_json(read_about(directory) or {})
 
 
 def record(

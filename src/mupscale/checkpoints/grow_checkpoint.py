@@ -34,10 +34,11 @@ from ..jobs.worker import run_job, run_worker
 from ..noise.kinds import CLASSES, AddedNoise, given_size, wrong_noise
 from ..noise.resolve import unused_seed
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T
+from ..runs.growth_record import read_about
 from ..storage.location import Location, absolute, location
 from ..training.grow.auto_noise import AutoNoise
 from ..training.recipe import Recipe
-from .about import check_record, read_about
+from .about import check_record
 from .base import Base
 from .events import (
     Event,

@@ -6,7 +6,8 @@ from fnmatch import fnmatchcase
 
 from ..errors import MupscaleError
 from ..files.directory import CARD, MODULES, Directory
-from ..files.universal import CONVERT, read_settings, universal_names
+from ..files.torch_settings import read_settings
+from ..formats.deepspeed.universal import CONVERT, universal_names
 from ..storage.looking import is_dir
 
 _REASONS = {

@@ -5,17 +5,14 @@ Reads groups and the names of what is kept; knows nothing of tensors, and decide
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from ..errors import Fault, MupscaleError
 from ..files.directory import Directory
 from ..files.torch_file import read_tree
+from ..optimizers.identify import candidates
 from ..optimizers.read import parts, settings_of
-from ..rules.optimizer_rule import Decay
-from ..rules.optimizers import RULES
 from ..training.recipe import Recipe
-from .trainer_groups import fitting
 from .trainer_state import OPTIMIZER
 
 
@@ -33,7 +30,7 @@ def notes_on(recipe: Recipe, directory: Directory, named: str | None = None) -> 
     settings = list(map(settings_of, groups))
     told = []
     if named is None:
-        found = optimizers_of(settings, sorted({key for entry in state.values() for key in entry}))
+        found = _usual(candidates(groups, state.values()))
         if found and recipe.optimizer not in found:
             what = f"it is the state of {' or '.join(found)}, the recipe was tuned with {recipe.optimizer}"
             remedy = "tune a proxy with the optimizer of this run; if it was another after all, --optimizer"
@@ -50,26 +47,10 @@ def notes_on(recipe: Recipe, directory: Directory, named: str | None = None) -> 
     return told
 
 
-def optimizers_of(settings: Sequence[Mapping[str, Any]], kept: Sequence[str]) -> list[str]:
-    """The optimizers in the registry that such settings and such a state can be of; a flag tells Adam from AdamW.
-
-    >>> adam = dict(lr=1e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0, amsgrad=False)
-    >>> optimizers_of([adam], ["step", "exp_avg", "exp_avg_sq"])
-    ['torch.optim.Adam', 'torch.optim.AdamW']
-    >>> optimizers_of([{**adam, "decoupled_weight_decay": True}], ["step", "exp_avg", "exp_avg_sq"])
-    ['torch.optim.AdamW']
-    """
-    found = fitting({key for group in settings for key in group}, set(kept))
-    flags = {name: RULES[name].decoupled_flag for name in found}
-    telling = [
-        name
-        for name, flag in flags.items()
-        if flag is None
-        or all(flag not in g or bool(g[flag]) == (RULES[name].decay is Decay.DECOUPLED) for g in settings)
-    ]
-    told = telling or list(found)
-    # Packages rebuild torch's classes with the same settings and state; those of torch are the usual ones.
-    return [name for name in told if name.startswith("torch.optim.")] or told
+def _usual(names: Iterable[str]) -> list[str]:
+    """Packages rebuild torch's classes with the same settings and state; those of torch are the usual ones."""
+    every = list(names)
+    return [name for name in every if name.startswith("torch.optim.")] or every
 
 
 def _untold(recipe: Recipe, why: str) -> str:

@@ -14,9 +14,9 @@ from ..jobs.job import Job
 from ..jobs.job_check import sound_job
 from ..jobs.partial import working_job
 from ..jobs.verify_bytes import read_job
+from ..runs.growth_record import read_about
 from ..storage.location import Location, Url, absolute
 from ..storage.looking import exists, same_place
-from .about import read_about
 from .base import Base
 from .grow import check_config
 from .request import Request

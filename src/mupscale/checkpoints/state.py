@@ -8,14 +8,14 @@ from typing import Any
 from ..files.directory import Directory
 from ..files.opened import open_file
 from ..files.places import OutFile
-from ..files.universal import is_universal, read_universal, universal_names
+from ..formats.common import Growing, WideFiles
+from ..formats.deepspeed.grow import wide_universal
+from ..formats.deepspeed.universal import is_universal, read_universal, universal_names
 from ..jobs.job import Move
 from ..noise.resolved import NoisePlan
 from ..plans.plan import Plan
-from .engine_state import WideFiles
 from .request import Request
 from .trainer_state import OPTIMIZER, trainer_moves
-from .universal import wide_universal
 
 
 def has_state(directory: Directory, request: Request) -> bool:
@@ -48,7 +48,7 @@ def universal_state(
     """What a universal checkpoint of DeepSpeed in the directory becomes; None without one, or without state."""
     if not request.state or not is_universal(directory.path):
         return None
-    return wide_universal(read_universal(directory.path), plan, noise=noise, optimizer=request.optimizer)
+    return wide_universal(read_universal(directory.path), Growing(plan, noise, request.optimizer))
 
 
 def trainer_state(

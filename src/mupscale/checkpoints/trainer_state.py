@@ -1,8 +1,9 @@
 """The optimizer state that a Trainer run left next to the weights, widened where it lies.
 
 The file keeps the stock grouping and the reference constants, so the stock Trainer resumes from it; only state
-tensors change, by their units. Knows: optimizer.pt, and how its tensors move. Does not know: exponents (`rules/`),
-which parameter a position means (`trainer_groups.py`), how bytes are written.
+tensors change, by their units. The Trainer's own grouping of the stock class is rebuilt at both ends; what does not fit it
+is refused, with what to say instead. Knows: optimizer.pt, its groups, and how its tensors move. Does not know: exponents
+(`rules/`), how bytes are written.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import Fault
+from ..errors import Fault, MupscaleError
 from ..files.places import OutFile, Place, dtype_name
 from ..files.strict import printable, raise_few
 from ..files.torch_file import Room, lay_out, read_tensor, read_tree
 from ..jobs.job import Move
 from ..optimizers.carry import carry_optimizer
+from ..optimizers.identify import identify
 from ..optimizers.joined import sources_of
 from ..optimizers.named import Moment
+from ..optimizers.positions import CLAIM, LEAVE, Ordered, named_orders, planned_orders
 from ..optimizers.quantised import Coded, rounding_warning
 from ..optimizers.read import Groups, Names, parts, read_positions
 from ..optimizers.write import write_positions
@@ -30,7 +33,6 @@ from ..plans.plan import Plan
 from ..rules.optimizer_rule import OptimizerRule
 from ..rules.optimizers import rule_for
 from ..storage.location import Location, location
-from .trainer_groups import CLAIM, LEAVE, told_by, trainer_orders
 
 OPTIMIZER = "optimizer.pt"
 
@@ -55,7 +57,7 @@ def trainer_moves(
     folder = location(base_dir)
     groups, state = parts(read_tree(folder / OPTIMIZER), OPTIMIZER)
     raise_few(CLAIM, _tensors_in(groups))
-    rule = rule_for(optimizer, rules=rules) if optimizer else told_by(groups, state.values(), rules)
+    rule = rule_for(optimizer, rules=rules) if optimizer else identify(groups, state.values(), rules)
     order, wide_order = trainer_orders(groups, plan, base, wide, names)
     there = {k: {key: _read_number(folder, value) for key, value in s.items()} for k, s in state.items()}
     named, unread = read_positions(groups, there, order, rule, OPTIMIZER)
@@ -125,3 +127,40 @@ def _tensors_in(groups: Groups) -> list[Fault]:
         for key, value in group.items()
         if isinstance(value, Place)
     ]
+
+
+def trainer_order(model: nn.Module, ties: Mapping[str, str]) -> Ordered:
+    """Names of trainable parameters as the stock Trainer groups them: with decay, then without.
+
+    `ties` are the plan's, because a model on the meta device may not be tied yet.
+    """
+    from transformers import Trainer
+
+    decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
+    names = _trained(model, ties)
+    return [[n for n in names if n in decayed], [n for n in names if n not in decayed]]
+
+
+def _trained(model: nn.Module, ties: Mapping[str, str]) -> list[str]:
+    """Names of trainable parameters, tied ones once, under the first of their names."""
+    first: dict[str, str] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            first.setdefault(ties.get(name, name), name)
+    return list(first.values())
+
+
+def trainer_orders(
+    groups: Sequence[Mapping[str, Any]], plan: Plan, base: nn.Module, wide: nn.Module, names: Names | None
+) -> tuple[Ordered, Ordered]:
+    """Planned names at the base and at the wide end, in the order of a Trainer's groups."""
+    if names is not None or all("param_names" in group for group in groups):
+        return named_orders(groups, plan, names)
+    if len(groups) == 1:
+        return planned_orders(groups, plan, [_trained(base, plan.ties)], [_trained(wide, plan.ties)])
+    if len(groups) != 2 or groups[1].get("weight_decay"):
+        decays = ", ".join(str(group.get("weight_decay")) for group in groups)
+        what = f"groups with weight decays {decays}; the Trainer makes two, the second without decay"
+        remedy = f"say which parameters they hold with names=[[...], ...], or {LEAVE}"
+        raise MupscaleError(CLAIM, [Fault("state.groups_ambiguous", "param_groups", what, remedy)])
+    return planned_orders(groups, plan, trainer_order(base, plan.ties), trainer_order(wide, plan.ties))

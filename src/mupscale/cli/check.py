@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..checkpoints.about import KEYS, NAME, read_about
+from ..checkpoints.about import KEYS
 from ..checkpoints.base import Base
 from ..checkpoints.grow import job_of, wide_config
 from ..checkpoints.request import Request
@@ -23,6 +23,7 @@ from ..jobs.progress import shown_progress
 from ..jobs.verify_bytes import check_alone, check_bytes, read_job
 from ..plans.plan import Plan
 from ..proofs.identity import GRADIENT_TOLERANCE
+from ..runs.growth_record import NAME, read_about
 from ..storage.location import Location
 from .plan import changes
 from .working import working

@@ -13,11 +13,11 @@ from ..files.dcp import METADATA
 from ..files.floats import FLOATS
 from ..files.places import Place, item_size
 from ..files.strict import Reason, path_fault, printable, raise_few
+from ..runs.growth_record import NAME as ABOUT
 from .job import Job, Move, window
 
 PARTIAL = ".partial"
 JOB = "mupscale.job.json"
-ABOUT = "mupscale.json"
 CONFIG = "config.json"
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 10, 1 << 26
 _MOST_UNITS = 50_000_000  # one byte of memory each; with blocks of 8 MiB they reach 400 TB

@@ -20,11 +20,12 @@ from typing import Any
 
 from ..errors import Fault, MupscaleError
 from ..files.strict import os_errors, parse_json, raise_few, read_regular
+from ..runs.growth_record import NAME as ABOUT
 from ..storage.location import Location
 from .durable import sync_data, sync_file, sync_path
 from .identity import about_text, published, read_carried
 from .job import Job, differences
-from .job_check import ABOUT, CONFIG, JOB, PARTIAL
+from .job_check import CONFIG, JOB, PARTIAL
 from .output_files import write_all
 
 _WORKING_JOB, _READY = "job.json", "ready"

@@ -20,6 +20,7 @@ from ..files.opened import open_file
 from ..files.places import torch_dtype
 from ..files.strict import Reason, os_errors, parse_json, printable, read_regular, refuse_malformed
 from ..files.typed import named, text
+from ..runs.growth_record import NAME as ABOUT
 from ..storage.location import Location, absolute, location
 from ..storage.looking import names_in
 from .agreement import base_fingerprints, output_fingerprints
@@ -29,7 +30,7 @@ from .compiled_sums import expect
 from .fingerprints import as_text, fingerprint
 from .identity import about_text, check_base, published
 from .job import Job
-from .job_check import ABOUT, JOB, check_job, sound_job
+from .job_check import JOB, check_job, sound_job
 from .journal import Journals
 from .recheck import block_runs, block_sum
 from .threads import check_threads, in_threads

@@ -1,4 +1,4 @@
 """A run: a model together with everything that trains it, and how it came to be.
 
-Imports plans, models and optimizers. Grows and measures nothing.
+Imports plans, models, optimizers and files. Grows and measures nothing.
 """

@@ -11,10 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from ..checkpoints.about import check_record, plans_of, read_about
+from ..checkpoints.about import check_record
 from ..checkpoints.shards import Spelling, plan_without, stored_tensors
-from ..checkpoints.trainer_groups import trainer_orders
-from ..checkpoints.trainer_state import OPTIMIZER
+from ..checkpoints.trainer_state import OPTIMIZER, trainer_orders
 from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
@@ -25,6 +24,7 @@ from ..optimizers.joined import state_of
 from ..optimizers.read import parts
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
+from ..runs.growth_record import plans_of, read_about
 from ..runs.provenance import Provenance
 from ..storage.location import Location
 from ..tensors.parts import Rectangle

@@ -5,6 +5,13 @@ from typing import TYPE_CHECKING
 from ..lazy import exported
 
 if TYPE_CHECKING:
+    from ..formats.deepspeed.engine import load_universal_ as load_universal_
+    from ..formats.deepspeed.engine import universal_groups as universal_groups
+    from ..formats.deepspeed.grow import grow_universal_checkpoint as grow_universal_checkpoint
+    from ..formats.lightning import grow_lightning_checkpoint as grow_lightning_checkpoint
+    from ..formats.megatron.grow import grow_megatron_checkpoint as grow_megatron_checkpoint
+    from ..formats.megatron.layouts import megatron_layouts as megatron_layouts
+    from ..formats.megatron.overrides import megatron_overrides as megatron_overrides
     from ..optimizers.schedulers import load_scheduler_ as load_scheduler_
     from ..training.grow.state_dicts import groups_for as groups_for
     from ..training.grow.state_dicts import grow_optimizer_state_dict as grow_optimizer_state_dict
@@ -12,14 +19,7 @@ if TYPE_CHECKING:
     from .going_on import optimizer_for as optimizer_for
     from .huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .lightning import LightningCallback as LightningCallback
-    from .lightning_file import grow_lightning_checkpoint as grow_lightning_checkpoint
-    from .megatron_file import grow_megatron_checkpoint as grow_megatron_checkpoint
-    from .megatron_file import megatron_layouts as megatron_layouts
-    from .megatron_file import megatron_overrides as megatron_overrides
     from .titan_layouts import titan_plan as titan_plan
     from .torchtitan import GrowingCheckpointManager as GrowingCheckpointManager
-    from .universal_file import grow_universal_checkpoint as grow_universal_checkpoint
-    from .universal_file import load_universal_ as load_universal_
-    from .universal_file import universal_groups as universal_groups
 
 __getattr__ = exported(__name__, {"HuggingFaceCallback": "hf", "LightningCallback": "lightning"})

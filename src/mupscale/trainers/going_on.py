@@ -6,7 +6,6 @@ callbacks ask here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
@@ -17,11 +16,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..arguments import wrong_kind
-from ..checkpoints.about import read_plans, read_record
-from ..errors import Fault, MupscaleError, raise_faults
-from ..files.torch_file import read_tree
+from ..errors import Fault, raise_faults
 from ..plans.plan import Plan
 from ..rules.optimizer_rule import OptimizerRule
+from ..runs.growth_record import plans_in, read_plans, read_record, record_in
 from ..runs.provenance import Provenance
 from ..runs.run import Run, since_of
 from ..training.rates.rewarm import loaded, new_schedulers_, saved_schedules
@@ -31,8 +29,6 @@ from .menu import named_optimizer
 
 Grown = Plan | Run | Path | str
 """The plan from the reference to the model, or what holds it: a run, a grown directory, a grown checkpoint."""
-KEY = "mupscale"
-"""Where a checkpoint that is one dict keeps its plans and its history."""
 _REWARM = "write rewarm=mu.GrowthSchedule(1000)"
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
@@ -51,7 +47,7 @@ def read_provenance(wide: Grown) -> Provenance:
     if isinstance(wide, Plan):
         told: Mapping[str, Any] = dict.fromkeys(("plan", "since_reference"), wide.as_json())
     else:
-        told = _record_in(wide) if Path(wide).is_file() else read_record(wide)
+        told = record_in(wide) if Path(wide).is_file() else read_record(wide)
     return Provenance.from_json(told)
 
 
@@ -63,33 +59,6 @@ def both_plans(since: Grown) -> tuple[Plan, Plan]:
         counted = since_of(since, since.model)
         return since.plan or counted, counted
     return plans_in(since) if Path(since).is_file() else read_plans(since)
-
-
-def plans_in(checkpoint: Path | str) -> tuple[Plan, Plan]:
-    """The two plans of a single checkpoint file that carries them."""
-    told = _record_in(checkpoint)
-    plan, since = (Plan.from_json(json.dumps(told[key])) for key in ("plan", "since_reference"))
-    return plan, since
-
-
-def _record_in(checkpoint: Path | str) -> dict[str, Any]:
-    tree = read_tree(checkpoint)
-    told = tree.get(KEY) if isinstance(tree, dict) else None
-    if not isinstance(told, dict) or not {"plan", "since_reference"} <= told.keys():
-        raise MupscaleError(
-            f"{checkpoint} does not say how it was grown; pass the plan", code="growth.record_missing"
-        )
-    return told
-
-
-def record_of(plans: tuple[Plan, Plan], provenance: Provenance) -> dict[str, Any]:
-    """What a checkpoint says about how it was grown: both plans, and the history."""
-    plan, since = plans
-    return {
-        "plan": plan.as_json(),
-        "since_reference": since.as_json(),
-        "provenance": provenance.as_json(),
-    }
 
 
 def schedule_settings(

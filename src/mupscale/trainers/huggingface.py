@@ -15,17 +15,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.hooks import RemovableHandle
 
-from ..checkpoints.about import FORMAT, NAME
 from ..checkpoints.not_carried import NEFTUNE
 from ..errors import Fault, MupscaleError, raise_faults
 from ..lazy import lazy_subclass
 from ..plans.plan import Plan
+from ..runs.growth_record import FORMAT, NAME, record_of
 from ..tensors.parts import is_sharded
 from ..training.rates.rewarm import state_of
 from ..training.rates.schedules import GrowthSchedule
 from ..training.units.clip import Clip, clip_
 from ..training.units.stepping import InUnits, step_in_units_
-from .going_on import Grown, both_plans, read_provenance, record_of, schedule_settings, schedulers_for
+from .going_on import Grown, both_plans, read_provenance, schedule_settings, schedulers_for
 
 
 class TrainerHooks:

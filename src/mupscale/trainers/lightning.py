@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 from ..errors import Fault, raise_faults
 from ..lazy import lazy_subclass
 from ..models.names import parameter_names
+from ..runs.growth_record import KEY, record_of
 from ..training.rates.rewarm import saved_schedules, state_of
 from ..training.rates.schedules import GrowthSchedule
 from ..training.units.clip import Clip
 from ..training.units.stepping import InUnits, step_in_units_
-from .going_on import KEY, Grown, both_plans, read_provenance, record_of, schedule_settings, schedulers_for
+from .going_on import Grown, both_plans, read_provenance, schedule_settings, schedulers_for
 
 _SHARDING = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy")
 

@@ -16,6 +16,7 @@ from torch import nn
 from ..errors import Fault, raise_faults
 from ..models.example_loss import ExampleInputs
 from ..planning.declare import LayoutSpec, RoleSpec
+from ..planning.heads import other_heads
 from ..planning.infer import infer_plan
 from ..plans.plan import Plan
 from ..rules.scale import Exact
@@ -124,11 +125,3 @@ def _layouts(narrow: nn.Module, broad: nn.Module) -> tuple[dict[str, dict[int, i
             if part in (*blocks, "wo") and grown:
                 layouts[f"{path}.{name}"] = {d: own[d] for d in grown}
     return layouts, faults
-
-
-def other_heads(where: str, base: tuple[int, int], wide: tuple[int, int], remedy: str) -> list[Fault]:
-    """A fault if heads have another size at the wide end, or come in other groups."""
-    if base == wide:
-        return []
-    what = f"heads of size {base[0]} in groups of {base[1]} at the base, {wide[0]} in groups of {wide[1]} in the wide config"
-    return [Fault("layout.heads_differ", where, what, remedy)]

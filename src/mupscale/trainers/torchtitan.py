@@ -21,11 +21,11 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import Fault, MupscaleError, raise_faults
 from ..lazy import lazy_subclass
 from ..plans.plan import Plan
+from ..runs.growth_record import KEY
 from ..runs.run import Run
 from ..sharded.load import load_grown_
 from ..training.units.clip import Clip, clip_
 from ..training.units.stepping import step_in_units_
-from .going_on import KEY
 from .titan_layouts import titan_plan
 
 _TRAINER = "train_state"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.about import read_about
 from ..errors import Fault, raise_faults
 from ..families.models import on_meta
 from ..families.narrow import proxy_width
 from ..machine import free_memory
 from ..rules.schemes import RISE
+from ..runs.growth_record import read_about
 from .directory_proxy import BATCH, StockFamily, Trained
 from .proxy import Proxy
 from .settings import Settings

@@ -16,7 +16,8 @@ import mupscale as mu
 from harness import trainer as bench
 from harness.refusals import refused
 from harness.trainer import Setting, fit, gap, lightning_module, plan_for
-from mupscale.trainers.going_on import KEY, both_plans
+from mupscale.runs.growth_record import KEY
+from mupscale.trainers.going_on import both_plans
 
 L = pytest.importorskip("lightning")
 K = 2

@@ -1,70 +1,20 @@
-"""A universal checkpoint of DeepSpeed in, a wider one out, streamed, with the state of its optimizer; and an engine that loads it.
+"""A DeepSpeed engine that loads a grown universal checkpoint: the groups of its optimizer, and the settings of each.
 
 DeepSpeed itself is not imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..checkpoints.engine_job import write_grown
-from ..checkpoints.universal import weight_sources, wide_universal
-from ..errors import Fault, MupscaleError, raise_faults
-from ..files.universal import SETTINGS, STEP, read_settings, read_universal, tag_in
-from ..jobs.job import Move
-from ..noise.kinds import Noise
-from ..plans.ends import expect_proved
-from ..plans.plan import Plan
-from ..rules.optimizer_rule import OptimizerRule
-from ..storage.location import Location, location
-from ..training.grow.state_dicts import groups_for
-
-
-def grow_universal_checkpoint(
-    base: Location | str,
-    out: Location | str,
-    *,
-    plan: Plan,
-    noise: Noise | None = None,
-    seed: int = 0,
-    optimizer_class: str | None = None,
-    prove: bool = True,
-    rules: Mapping[str, OptimizerRule] | None = None,
-) -> dict[str, str]:
-    """Write the universal checkpoint from which a wide DeepSpeed engine continues; returns what was not carried, with reasons.
-
-    `base` is the directory that holds `latest_universal`. Weights, first and second moments are grown tensor by tensor, each in
-    its units. Its groups are those that units ask for: build the wide optimizer from `universal_groups(out, model)`, and load
-    with `load_universal_(engine, out)`. The optimizer is known from what it keeps, unless `optimizer_class`
-    names it ("torch.optim.AdamW"). Without `noise` the result trains exactly like the base. Run it again to resume.
-
-    >>> import tempfile, mupscale as mu
-    >>> plan = mu.plans.plan_between(lambda n: nn.Linear(n, n), 2, 4)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     try:
-    ...         grow_universal_checkpoint(folder, f"{folder}/wide", plan=plan)
-    ...     except mu.MupscaleError as error:
-    ...         print(error.code)
-    deepspeed.not_universal
-    """
-    expect_proved(plan, prove)
-    universal = read_universal(base)
-    places = weight_sources(universal, plan)
-    return write_grown(
-        universal.path,
-        out,
-        plan,
-        noise,
-        seed,
-        weights=[Move(name, plan[name].making(), (place,), place) for name, place in places.items()],
-        make=lambda resolved: wide_universal(
-            universal, plan, noise=resolved, optimizer=optimizer_class, rules=rules
-        ),
-    )
+from ...errors import Fault, MupscaleError, raise_faults
+from ...files.torch_settings import read_settings
+from ...storage.location import Location, location
+from ...training.grow.state_dicts import groups_for
+from .universal import SETTINGS, STEP, tag_in
 
 
 def universal_groups(wide: Location | str, model: nn.Module) -> list[dict[str, Any]]:

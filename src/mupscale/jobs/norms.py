@@ -9,13 +9,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..jobs.blocks import Reader, StoredBase, stored_base
-from ..jobs.job import Move
-from ..jobs.threads import in_threads
 from ..noise.measures import Statistic, Wanted
 from ..storage.location import Location
 from ..tensors.spectral import streamed_spectral_norm
+from .blocks import Reader, StoredBase, stored_base
+from .job import Move
 from .norm_journal import NormJournal
+from .threads import in_threads
 
 _STRETCH = 1 << 24
 """Bytes of float64 that are summed over at a time."""

@@ -9,13 +9,13 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
-from mupscale.checkpoints import norms  # noqa: E402
-from mupscale.checkpoints.about import read_about  # noqa: E402
-from mupscale.checkpoints.norm_journal import NormJournal  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
+from mupscale.jobs import norms  # noqa: E402
 from mupscale.jobs.blocks import StoredBase  # noqa: E402
+from mupscale.jobs.norm_journal import NormJournal  # noqa: E402
 from mupscale.jobs.partial import partial  # noqa: E402
 from mupscale.noise.measures import Statistic, Wanted, statistic  # noqa: E402
+from mupscale.runs.growth_record import read_about  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -19,16 +19,16 @@ from typing import Any
 
 import torch
 
-from ..errors import Fault, MupscaleError
-from ..storage.location import Location, location
-from ..storage.looking import exists
-from .dcp import METADATA, read_dcp
-from .dcp_table import ChunkedTensor, DcpDirectory
-from .elsewhere import MEGATRON_CONFIG, MEGATRON_FORMAT, MEGATRON_LATEST, MEGATRON_SMALL
-from .places import OutFile, Place, torch_dtype
-from .strict import parse_json, printable, read_regular
-from .torch_file import Room, lay_out
-from .universal import read_settings
+from ...errors import Fault, MupscaleError
+from ...files.dcp import METADATA, read_dcp
+from ...files.dcp_table import ChunkedTensor, DcpDirectory
+from ...files.elsewhere import MEGATRON_CONFIG, MEGATRON_FORMAT, MEGATRON_LATEST, MEGATRON_SMALL
+from ...files.places import OutFile, Place, torch_dtype
+from ...files.strict import parse_json, printable, read_regular
+from ...files.torch_file import Room, lay_out
+from ...files.torch_settings import read_settings
+from ...storage.location import Location, location
+from ...storage.looking import exists
 
 COMMON = "common.pt"
 CLAIM = "this is not a torch_dist checkpoint of Megatron"

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 import mupscale as mu
 from harness.refusals import refused
-from tests.trainers.test_megatron_file import (
+from tests.formats.test_megatron import (
     PLAN,
     SCHEDULE,
     WIDTH,

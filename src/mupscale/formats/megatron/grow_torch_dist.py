@@ -10,37 +10,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import Fault, MupscaleError
-from ..files.dcp import METADATA
-from ..files.dcp_chunks import read_value
-from ..files.dcp_table import Chunk, ChunkedTensor, FileNames, chunked
-from ..files.elsewhere import MEGATRON_CONFIG, MEGATRON_LATEST
-from ..files.opened import open_file
-from ..files.strict import os_errors, printable, raise_few
-from ..files.torch_dist import COMMON, TorchDist, lay_out_chunks, metadata_bytes
-from ..files.torch_file import Room
-from ..jobs.job import Text
-from ..optimizers.named import NamedOptimizer
-from ..optimizers.read import Names
-from ..plans.direction import Noises
-from ..plans.plan import Plan
-from ..rules.optimizer_rule import OptimizerRule
-from ..storage.location import Location
-from ..tensors.making import Making
-from .engine_state import NamedState, WideFiles, fixed_file, plain_file
-from .megatron_groups import (
+from ...errors import Fault, MupscaleError
+from ...files.dcp import METADATA
+from ...files.dcp_chunks import read_value
+from ...files.dcp_table import Chunk, ChunkedTensor, FileNames, chunked
+from ...files.elsewhere import MEGATRON_CONFIG, MEGATRON_LATEST
+from ...files.opened import open_file
+from ...files.strict import os_errors, printable, raise_few
+from ...files.torch_file import Room
+from ...jobs.job import Text
+from ...optimizers.named import NamedOptimizer
+from ...storage.location import Location
+from ...tensors.making import Making
+from ..common import Growing, NamedState, WideFiles, fixed_file, plain_file
+from .groups import (
     GROUPS,
     NAMES,
+    OPTIMIZER,
     TAKEN,
     group_faults,
+    groups_in,
     members_of,
     settings_of_groups,
     warming,
     wide_groups,
 )
-from .megatron_parts import CLAIM, COPIES, STATE, Parts, Spot, state_parts
+from .parts import CLAIM, COPIES, STATE, Parts, Spot, state_parts
+from .torch_dist import COMMON, TorchDist, lay_out_chunks, metadata_bytes
 
-_OPTIMIZER, _SCHEDULE, _ARGUMENTS = "optimizer", "opt_param_scheduler", "args"
+_SCHEDULE, _ARGUMENTS = "opt_param_scheduler", "args"
 Values = dict[str, tuple[str, int, int]]
 
 
@@ -57,18 +55,10 @@ class _Layer:
 Stacks = dict[str, dict[int | None, _Layer]]
 
 
-def wide_megatron(
-    told: TorchDist,
-    plan: Plan,
-    spots: Mapping[str, Spot],
-    weights: Mapping[str, Parts],
-    *,
-    noise: Noises | None = None,
-    names: Names | None = None,
-    optimizer: str | None = None,
-    rules: Mapping[str, OptimizerRule] | None = None,
+def wide_torch_dist(
+    told: TorchDist, growing: Growing, spots: Mapping[str, Spot], weights: Mapping[str, Parts]
 ) -> WideFiles:
-    """Everything that writes the wide checkpoint. The optimizer is known from what it keeps, unless it is named."""
+    """Everything that writes the wide checkpoint."""
     out, stored = WideFiles(), told.stored.tensors
     stacks: Stacks = {}
 
@@ -76,19 +66,19 @@ def wide_megatron(
         stacks.setdefault(spot.key, {})[spot.layer] = _Layer(label, parts, making, stored[spot.key].dtype)
 
     for name, spot in spots.items():
-        making = plan[name].making(None if noise is None else noise.tensor(name))
+        making = growing.making(name)
         for own in (spot, *map(spot.state, COPIES)):
             if own.key in stored:
                 add(own, name if own is spot else f"{name}: copy", weights[name], making)
-    rest = {key: value for key, value in told.common.items() if key not in (_OPTIMIZER, _ARGUMENTS)}
+    rest = {key: value for key, value in told.common.items() if key not in (OPTIMIZER, _ARGUMENTS)}
     common = out.plain(rest, COMMON)
     if _ARGUMENTS in told.common:
         out.not_carried[f"{COMMON}: {_ARGUMENTS}"] = "they are those of the base, with its sizes"
-    if (tree := told.common.get(_OPTIMIZER)) is not None:
+    if (tree := told.common.get(OPTIMIZER)) is not None:
         schedule = told.common.get(_SCHEDULE) or {}
-        groups, carried = _carried(told, plan, spots, schedule, noise, names, optimizer, rules, out)
+        groups, carried = _carried(told, growing, spots, schedule, out)
         out.not_carried.update({f"{COMMON}: {key}": why for key, why in warming(schedule).items()})
-        common[_OPTIMIZER] = _regrouped(tree, groups, out)
+        common[OPTIMIZER] = _regrouped(tree, groups, out)
         for name, state in carried.state.items():
             for key, value in state.items():
                 add(spots[name].state(key), f"{name}: {key}", value.source, value.making)
@@ -108,42 +98,26 @@ def wide_megatron(
 
 
 def _carried(
-    told: TorchDist,
-    plan: Plan,
-    spots: Mapping[str, Spot],
-    schedule: Mapping[str, Any],
-    noise: Noises | None,
-    names: Names | None,
-    optimizer: str | None,
-    rules: Mapping[str, OptimizerRule] | None,
-    out: WideFiles,
+    told: TorchDist, growing: Growing, spots: Mapping[str, Spot], schedule: Mapping[str, Any], out: WideFiles
 ) -> tuple[list[dict[str, Any]], NamedOptimizer]:
     """The wide groups as they are saved, and groups and state in new units."""
-    tree = told.common[_OPTIMIZER]
-    inner = tree if isinstance(tree, dict) and GROUPS in tree else _inner(tree)
-    groups: Any = inner.get(GROUPS)
+    plan, groups = growing.plan, groups_in(told.common[OPTIMIZER])
     raise_few(CLAIM, group_faults(groups, schedule))
-    members, faults = members_of(groups, plan, names)
+    members, faults = members_of(groups, plan, growing.names)
     raise_few(CLAIM, faults)
-    if names is None and not all(NAMES in group for group in groups):
+    if growing.names is None and not all(NAMES in group for group in groups):
         out.not_carried[f"{COMMON}: {GROUPS}"] = TAKEN
     named = NamedState(settings_of_groups(groups), members, state_parts(told, plan, spots), COMMON)
-    carried = named.carried(plan, noise, optimizer, rules, CLAIM)
+    carried = named.carried(growing, CLAIM)
     return wide_groups(carried.groups, groups, schedule, plan), carried
-
-
-def _inner(tree: Any) -> dict[str, Any]:
-    """The state dict of the optimizer inside of one that keeps float32 copies of the weights."""
-    inner = tree.get(_OPTIMIZER) if isinstance(tree, dict) else None
-    return inner if isinstance(inner, dict) else {}
 
 
 def _regrouped(tree: Mapping[str, Any], groups: list[dict[str, Any]], out: WideFiles) -> dict[str, Any]:
     """The optimizer's entry of `common.pt` with other groups, without what is no plain value."""
-    key = GROUPS if GROUPS in tree else _OPTIMIZER
+    key = GROUPS if GROUPS in tree else OPTIMIZER
     rest = {name: value for name, value in tree.items() if name != key}
-    made = groups if key == GROUPS else _regrouped(tree[_OPTIMIZER], groups, out)
-    return {**out.plain(rest, f"{COMMON}: {_OPTIMIZER}"), key: made}
+    made = groups if key == GROUPS else _regrouped(tree[OPTIMIZER], groups, out)
+    return {**out.plain(rest, f"{COMMON}: {OPTIMIZER}"), key: made}
 
 
 def _write(out: WideFiles, told: TorchDist, stacks: Stacks, common: Mapping[str, Any]) -> None:

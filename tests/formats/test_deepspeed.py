@@ -16,7 +16,7 @@ from torch import nn
 import mupscale as mu
 from harness.closeness import largest_gaps
 from harness.refusals import refusal, refused
-from mupscale.files.universal import read_universal
+from mupscale.formats.deepspeed.universal import read_universal
 
 TAG = "global_step3_universal"
 WORDS, WIDTH = 11, 4

@@ -1,10 +1,10 @@
-"""What the checkpoints of engines have in common: groups and state by name in new units, and small files of plain values."""
+"""What growing a checkpoint of any format needs: groups and state by name in new units, small files, and the job that writes it."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,22 +12,51 @@ import torch
 from ..errors import Fault
 from ..files.places import OutFile
 from ..files.strict import printable, raise_few
-from ..files.universal import strange
+from ..files.torch_settings import strange
+from ..jobs.identity import make_job
 from ..jobs.job import Move, Text
+from ..jobs.norms import measured_in
+from ..jobs.worker import run_job
 from ..models.names import resolve
+from ..noise.kinds import Noise
+from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
+from ..noise.resolved import refuse_in_parts
 from ..optimizers.carry import carry_optimizer
+from ..optimizers.identify import identify
 from ..optimizers.named import NamedOptimizer
+from ..optimizers.positions import named_orders
 from ..optimizers.read import Names, read_positions
 from ..plans.direction import Direction, Noises
 from ..plans.plan import Plan
 from ..rules.optimizer_rule import OptimizerRule
 from ..rules.optimizers import rule_for
-from .trainer_groups import named_orders, told_by
+from ..runs.growth_record import FORMAT, earlier_growths, earlier_plan
+from ..runs.provenance import reference_of
+from ..storage.location import Location, absolute
+from ..tensors.making import Making
+from ..version import __version__
 
 OTHER_PLAN = "use the plan that starts at this checkpoint's model, or plan.rename"
 NEW_TENSOR = "a new tensor, or one with other names in the base, which this format does not get"
 _NAME_IT = 'name it with optimizer_class="torch.optim.AdamW"; for a class without a row, with rules={its name: its row} as well'
 _LISTS = "list the names of every group's tensors in names=[[...], ...], one list for each group"
+
+
+@dataclass(frozen=True)
+class Growing:
+    """What decides a growth besides the checkpoint: the plan, its noise, and what the user says about the optimizer."""
+
+    plan: Plan
+    noise: Noises | None = None
+    optimizer: str | None = None
+    """Its name; without one it is known from what it keeps."""
+    names: Names | None = None
+    """The names of the tensors of every group, for formats that do not store them."""
+    rules: Mapping[str, OptimizerRule] | None = None
+
+    def making(self, name: str) -> Making:
+        """How a weight of the wide model is made."""
+        return self.plan[name].making(None if self.noise is None else self.noise.tensor(name))
 
 
 @dataclass(frozen=True)
@@ -63,15 +92,9 @@ class NamedState:
     label: str
     """Its name in messages."""
 
-    def carried(
-        self,
-        plan: Plan,
-        noise: Noises | None,
-        optimizer: str | None,
-        rules: Mapping[str, OptimizerRule] | None,
-        claim: str,
-    ) -> NamedOptimizer:
-        """Groups and state in new units. The optimizer is known from what it keeps, unless it is named."""
+    def carried(self, growing: Growing, claim: str) -> NamedOptimizer:
+        """Groups and state in new units."""
+        plan = growing.plan
         raise_few(claim, [*self._misnamed(plan), *self._odd(plan)])
         groups: list[dict[str, Any]] = []
         held: dict[int, Mapping[str, Any]] = {}
@@ -81,14 +104,13 @@ class NamedState:
             held |= {first + at: self.states[name] for at, name in enumerate(names) if self.states.get(name)}
             first += len(names)
         order, _ = named_orders(groups, plan, self.members)
-        rule = (
-            rule_for(optimizer, rules=rules)
-            if optimizer
-            else told_by(groups, held.values(), rules, remedy=_NAME_IT)
-        )
+        if growing.optimizer:
+            rule = rule_for(growing.optimizer, rules=growing.rules)
+        else:
+            rule = identify(groups, held.values(), growing.rules, remedy=_NAME_IT)
         raise_few(claim, self._no_numbers(rule))
         named, unread = read_positions(groups, held, order, rule, self.label)
-        carried, uncarried = carry_optimizer(named, Direction(plan, noise=noise))
+        carried, uncarried = carry_optimizer(named, Direction(plan, noise=growing.noise))
         raise_few(claim, unread + uncarried)
         return carried
 
@@ -167,3 +189,49 @@ def archive_of(tree: Any) -> bytes:
 def fixed_file(name: str, raw: bytes) -> OutFile:
     """A file whose bytes are known."""
     return OutFile(name, len(raw), ((0, raw),))
+
+
+def write_grown(
+    base: Location,
+    out: Location | str,
+    growing: Growing,
+    noise: Noise | None,
+    seed: int,
+    *,
+    weights: Sequence[Move],
+    make: Callable[[Growing], WideFiles],
+    record: Location | None = None,
+) -> dict[str, str]:
+    """Write what `make` returns once the sizes of the noise are known, and return what was not carried.
+
+    `record` is the folder that says whether the base was grown; norms are measured on `weights`, where they lie.
+    """
+    plan, folder = growing.plan, base if record is None else record
+    early, history = earlier_plan(folder), earlier_growths(folder)
+    resolved = None
+    if noise is not None:
+        norms = measured_in(base, weights, {}, list(norms_wanted(noise, plan=plan, since=early)))
+        resolved = resolve_noise(
+            lambda name, what: norms[name, what],
+            noise,
+            plan=plan,
+            seed=unused_seed(seed, early, history.seeds),
+            since=early,
+        )
+        refuse_in_parts(resolved)
+    wide = make(replace(growing, noise=resolved))
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "version": __version__,
+        "torch": str(torch.__version__),
+        "plan_hash": plan.hash,
+        "plan": plan.as_json(),
+        "since_reference": (plan if early is None else early.then(plan)).as_json(),
+        "reference": reference_of(early),
+        "noise": None if resolved is None else {"kind": type(noise).__name__, **resolved.as_json()},
+        "seed": seed,
+        "not_carried": wide.not_carried,
+        "grown_from": history.as_json(),
+    }
+    run_job(make_job(base, absolute(out), wide.files, wide.moves, texts=wide.texts, about=about))
+    return wide.not_carried

@@ -14,28 +14,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
-from ..errors import Fault
-from ..files.dcp import METADATA
-from ..files.dcp_table import Chunk, ChunkedTensor, FileNames, chunked
-from ..files.elsewhere import MEGATRON_LATEST
-from ..files.fsdp_dtensor import HALVES, FsdpDtensor
-from ..files.places import Place
-from ..files.strict import printable, raise_few
-from ..files.torch_dist import lay_out_chunks, metadata_bytes
-from ..files.torch_file import Room
-from ..jobs.job import Cells, Move, Text, window
-from ..optimizers.named import Moment
-from ..optimizers.read import Names
-from ..plans.direction import Noises
-from ..plans.plan import Plan
-from ..rules.optimizer_rule import OptimizerRule
-from ..tensors.making import Making
-from .engine_state import NEW_TENSOR, OTHER_PLAN, NamedState, WideFiles, archive_of, fixed_file
-from .megatron import kept_values
-from .megatron_groups import NAMES, group_faults, settings_of_groups, warming, wide_groups
-from .megatron_parts import CLAIM, Parts, Spot, parts_of
+from ...errors import Fault
+from ...files.dcp import METADATA
+from ...files.dcp_table import Chunk, ChunkedTensor, FileNames, chunked
+from ...files.elsewhere import MEGATRON_LATEST
+from ...files.places import Place
+from ...files.strict import printable, raise_few
+from ...files.torch_file import Room
+from ...jobs.job import Cells, Move, Text, window
+from ...optimizers.named import Moment
+from ...plans.plan import Plan
+from ...tensors.making import Making
+from ..common import NEW_TENSOR, OTHER_PLAN, Growing, NamedState, WideFiles, archive_of, fixed_file
+from .fsdp_dtensor import HALVES, FsdpDtensor
+from .groups import NAMES, group_faults, groups_of, settings_of_groups, warming, wide_groups
+from .grow_torch_dist import kept_values
+from .parts import CLAIM, Parts, Spot, parts_of
+from .torch_dist import lay_out_chunks, metadata_bytes
 
 Endings = tuple[str, ...]
 
@@ -134,45 +129,18 @@ def _states(
     return found
 
 
-def groups_of(told: FsdpDtensor) -> tuple[list[dict[str, Any]], list[list[str]]]:
-    """The groups that tensors say they are in, and the names of the tensors of each."""
-    groups: list[dict[str, Any]] = []
-    members: list[list[str]] = []
-    for name, settings in told.settings().items():
-        if odd := [key for key, value in settings.items() if isinstance(value, Tensor)]:
-            raise_few(
-                CLAIM,
-                [
-                    Fault(
-                        "state.setting_is_tensor",
-                        printable(name),
-                        f"its {odd[0]} is a tensor, expected a plain value",
-                    )
-                ],
-            )
-        if settings not in groups:
-            groups.append(settings)
-            members.append([])
-        members[groups.index(settings)].append(name)
-    return groups, members
-
-
 def wide_fsdp(
     told: FsdpDtensor,
-    plan: Plan,
+    growing: Growing,
     endings: Mapping[str, Endings],
     weights: Mapping[str, WholeOrHalves],
-    *,
-    noise: Noises | None = None,
-    names: Names | None = None,
-    optimizer: str | None = None,
-    rules: Mapping[str, OptimizerRule] | None = None,
 ) -> WideFiles:
-    """Everything that writes the wide checkpoint. The optimizer is known from what it keeps, unless it is named."""
+    """Everything that writes the wide checkpoint."""
+    plan = growing.plan
     out = WideFiles()
     for entry in told.others:
         out.not_carried[printable(entry)] = "it holds tensors that belong to no weight"
-    if names is not None:
+    if growing.names is not None:
         raise_few(
             CLAIM,
             [
@@ -184,17 +152,14 @@ def wide_fsdp(
                 )
             ],
         )
-    held = {
-        name: {"": (stored, plan[name].making(None if noise is None else noise.tensor(name)))}
-        for name, stored in weights.items()
-    }
+    held = {name: {"": (stored, growing.making(name))} for name, stored in weights.items()}
     metas: dict[str, Any] = {}
     groups, members = groups_of(told)
     states = _states(told, plan, endings)
     if groups or states:
         raise_few(CLAIM, group_faults(groups, told.schedule))
         named = NamedState(settings_of_groups(groups), members, states, "optimizer")
-        carried = named.carried(plan, noise, optimizer, rules, CLAIM)
+        carried = named.carried(growing, CLAIM)
         out.not_carried.update(warming(told.schedule))
         for name, state in carried.state.items():
             held[name] |= {

@@ -18,14 +18,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Fault
-from ..storage.location import Location, location
-from ..storage.looking import exists
-from .dcp import METADATA, read_dcp
-from .dcp_chunks import read_value
-from .dcp_table import DcpDirectory
-from .elsewhere import MEGATRON_CONFIG
-from .strict import printable, raise_few
+from ...errors import Fault
+from ...files.dcp import METADATA, read_dcp
+from ...files.dcp_chunks import read_value
+from ...files.dcp_table import DcpDirectory
+from ...files.elsewhere import MEGATRON_CONFIG
+from ...files.strict import printable, raise_few
+from ...storage.location import Location, location
+from ...storage.looking import exists
 from .torch_dist import iteration_of
 
 CLAIM = "this is not an fsdp_dtensor checkpoint of Megatron"

@@ -12,19 +12,22 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ..errors import Fault
-from ..files.places import Place
-from ..files.strict import printable, raise_few
-from ..files.torch_file import Room, lay_out
-from ..files.universal import LATEST, PARAM, SCHEDULER, SETTINGS, STEP, WEIGHT, StateFile, Universal, strange
-from ..jobs.job import Move, Text
-from ..models.names import resolve
-from ..optimizers.named import Moment, NamedGroup, NamedOptimizer
-from ..optimizers.schedulers import RATES_OF_GROUPS
-from ..plans.direction import Noises
-from ..plans.plan import Plan
-from ..rules.optimizer_rule import OptimizerRule
-from .engine_state import NEW_TENSOR, OTHER_PLAN, NamedState, WideFiles, plain_file
+from ...errors import Fault
+from ...files.places import Place
+from ...files.strict import printable, raise_few
+from ...files.torch_file import Room, lay_out
+from ...files.torch_settings import strange
+from ...jobs.job import Move, Text
+from ...models.names import resolve
+from ...noise.kinds import Noise
+from ...optimizers.named import Moment, NamedGroup, NamedOptimizer
+from ...optimizers.schedulers import RATES_OF_GROUPS
+from ...plans.ends import expect_proved
+from ...plans.plan import Plan
+from ...rules.optimizer_rule import OptimizerRule
+from ...storage.location import Location
+from ..common import NEW_TENSOR, OTHER_PLAN, Growing, NamedState, WideFiles, plain_file, write_grown
+from .universal import LATEST, PARAM, SCHEDULER, SETTINGS, STEP, WEIGHT, StateFile, Universal, read_universal
 
 CLAIM = "this universal checkpoint cannot be widened"
 _GROUPS = "param_groups"
@@ -43,6 +46,47 @@ _LEFT_OUT = {
 }
 _COUNTED = "last_batch_iteration"
 _MULTIPLY = "use a LambdaLR that returns the ratio to the initial learning rate"
+
+
+def grow_universal_checkpoint(
+    base: Location | str,
+    out: Location | str,
+    *,
+    plan: Plan,
+    noise: Noise | None = None,
+    seed: int = 0,
+    optimizer_class: str | None = None,
+    prove: bool = True,
+    rules: Mapping[str, OptimizerRule] | None = None,
+) -> dict[str, str]:
+    """Write the universal checkpoint from which a wide DeepSpeed engine continues; returns what was not carried, with reasons.
+
+    `base` is the directory that holds `latest_universal`. Weights, first and second moments are grown tensor by tensor, each in
+    its units. Its groups are those that units ask for: build the wide optimizer from `universal_groups(out, model)`, and load
+    with `load_universal_(engine, out)`. The optimizer is known from what it keeps, unless `optimizer_class`
+    names it ("torch.optim.AdamW"). Without `noise` the result trains exactly like the base. Run it again to resume.
+
+    >>> import tempfile, torch, mupscale as mu
+    >>> plan = mu.plans.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     try:
+    ...         grow_universal_checkpoint(folder, f"{folder}/wide", plan=plan)
+    ...     except mu.MupscaleError as error:
+    ...         print(error.code)
+    deepspeed.not_universal
+    """
+    expect_proved(plan, prove)
+    universal = read_universal(base)
+    places = weight_sources(universal, plan)
+    return write_grown(
+        universal.path,
+        out,
+        Growing(plan, optimizer=optimizer_class, rules=rules),
+        noise,
+        seed,
+        weights=[Move(name, plan[name].making(), (place,), place) for name, place in places.items()],
+        make=lambda growing: wide_universal(universal, growing),
+    )
 
 
 def weight_sources(universal: Universal, plan: Plan) -> dict[str, Place]:
@@ -76,23 +120,17 @@ def weight_sources(universal: Universal, plan: Plan) -> dict[str, Place]:
     return places
 
 
-def wide_universal(
-    universal: Universal,
-    plan: Plan,
-    *,
-    noise: Noises | None = None,
-    optimizer: str | None = None,
-    rules: Mapping[str, OptimizerRule] | None = None,
-) -> WideFiles:
-    """Everything that writes the wide checkpoint. The optimizer is known from what it keeps, unless it is named."""
+def wide_universal(universal: Universal, growing: Growing) -> WideFiles:
+    """Everything that writes the wide checkpoint."""
+    plan = growing.plan
     weights = weight_sources(universal, plan)
     faults = _refused(universal)
     members = _members(universal, faults)
     raise_few(CLAIM, faults)
-    carried = _carried(universal, plan, members, noise, optimizer, rules)
+    carried = _carried(universal, growing, members)
     out = WideFiles(texts=[Text(LATEST, universal.tag)])
     for name, place in weights.items():
-        making = plan[name].making(None if noise is None else noise.tensor(name))
+        making = growing.making(name)
         folder = place.file.split("/")[-2]
         for key, value in {WEIGHT: Moment(place, making), **carried.state.get(name, {})}.items():
             _add(out, universal, folder, key, value, name)
@@ -156,15 +194,9 @@ def _members(universal: Universal, faults: list[Fault]) -> list[list[str]]:
     return [list(of) for of in told]
 
 
-def _carried(
-    universal: Universal,
-    plan: Plan,
-    members: Sequence[Sequence[str]],
-    noise: Noises | None,
-    optimizer: str | None,
-    rules: Mapping[str, OptimizerRule] | None,
-) -> NamedOptimizer:
+def _carried(universal: Universal, growing: Growing, members: Sequence[Sequence[str]]) -> NamedOptimizer:
     """Groups and state in new units."""
+    plan = growing.plan
     states: dict[str, dict[str, Any]] = {}
     faults: list[Fault] = []
     for name in (name for names in members for name in names):
@@ -188,7 +220,7 @@ def _carried(
     told = universal.settings[_GROUPS]
     settings = [{key: value for key, value in group.items() if key != STEP} for group in told]
     named = NamedState(settings, members, states, universal.tag)
-    carried = named.carried(plan, noise, optimizer, rules, CLAIM)
+    carried = named.carried(growing, CLAIM)
     # A group of FusedAdam counts its steps itself; every group that it is split into continues from there.
     own = tuple(
         replace(g, settings={**g.settings, STEP: told[g.origin][STEP]}) if STEP in told[g.origin] else g

@@ -14,20 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoints.trainer_groups import CLAIM, named_orders, told_by
 from ..errors import Fault, MupscaleError
 from ..files.strict import os_errors, printable, raise_few
 from ..files.torch_file import map_leaves, read_tree
 from ..optimizers.carry import carry_optimizer, made
+from ..optimizers.identify import identify
+from ..optimizers.positions import CLAIM, named_orders
 from ..optimizers.read import Names, parts, read_positions
 from ..optimizers.write import write_positions
 from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..rules.optimizer_rule import OptimizerRule
 from ..rules.optimizers import rule_for
+from ..runs.growth_record import KEY, plans_in, record_in, record_of
 from ..runs.provenance import Growth, Provenance
 from ..training.grow.state_dicts import grow_state_dict
-from .going_on import KEY, plans_in, read_provenance, record_of
 
 _WEIGHTS, _STATES = "state_dict", "optimizer_states"
 
@@ -68,7 +69,7 @@ def grow_lightning_checkpoint(
         )
     early, history = None, Provenance()
     if KEY in described:
-        early, history = plans_in(path)[1], read_provenance(path)
+        early, history = plans_in(path)[1], Provenance.from_json(record_in(path))
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     whole = plan.rename(lambda name: prefix + name)
     raise_few(f"{printable(str(path))} cannot be widened", _unknown_tensors(checkpoint))
@@ -111,7 +112,7 @@ def _widened(
 ) -> dict[str, Any]:
     groups, states = parts(state, where)
     kept = all("param_names" in group for group in groups)
-    chosen = rule if rule is not None else told_by(groups, states.values(), rules)
+    chosen = rule if rule is not None else identify(groups, states.values(), rules)
     order, wide_order = named_orders(groups, plan, None if kept else names)
     direction = Direction(plan)
     named, unread = read_positions(groups, states, order, chosen, where)

@@ -10,14 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import Fault
-from ..files.strict import printable
-from ..optimizers.named import NamedGroup
-from ..optimizers.read import Names
-from ..optimizers.settings import factors_of
-from ..plans.plan import Plan
+from torch import Tensor
 
-GROUPS, NAMES = "param_groups", "param_names"
+from ...errors import Fault
+from ...files.strict import printable, raise_few
+from ...optimizers.named import NamedGroup
+from ...optimizers.read import Names
+from ...optimizers.settings import factors_of
+from ...plans.plan import Plan
+from ...storage.location import Location
+from .fsdp_dtensor import FsdpDtensor, is_fsdp_dtensor, read_fsdp_dtensor
+from .parts import CLAIM
+from .torch_dist import read_torch_dist
+
+OPTIMIZER, GROUPS, NAMES = "optimizer", "param_groups", "param_names"
+_DEEPEST = 2
+"""How many optimizers may lie inside of one another: one that keeps float32 copies of the weights holds the one that steps."""
 _ADDED = ("default_config", "end_wd", "is_decoupled_lr", "max_lr", "min_lr", "start_wd", "wd_mult")
 OVERRIDDEN = (*_ADDED, "eps")
 """What a group of the wide optimizer is given."""
@@ -31,6 +39,51 @@ _MARK = "mupscale "
 _RATES = ("max_lr", "min_lr")
 _OWN = (*_ADDED, NAMES, "lr_mult", "is_expert_parallel", "step")
 """What Megatron adds to the settings of an optimizer."""
+
+
+def stored_groups(path: Location | str) -> list[dict[str, Any]]:
+    """The groups of a checkpoint with the names of their tensors, where they have them; none if they have another form."""
+    if is_fsdp_dtensor(path):
+        groups, members = groups_of(read_fsdp_dtensor(path))
+        return [{**group, NAMES: names} for group, names in zip(groups, members, strict=True)]
+    found = groups_in(read_torch_dist(path).common.get(OPTIMIZER))
+    return found if isinstance(found, list) and all(isinstance(each, dict) for each in found) else []
+
+
+def groups_in(optimizer: Any) -> Any:
+    """The groups of an optimizer as `common.pt` holds it, or of the one inside of it; None if there are none.
+
+    >>> groups_in({"param_groups": [{"lr": 0.1}]}) == groups_in({"optimizer": {"param_groups": [{"lr": 0.1}]}})
+    True
+    """
+    inner = optimizer
+    for _ in range(_DEEPEST):
+        if isinstance(inner, dict) and GROUPS not in inner:
+            inner = inner.get(OPTIMIZER)
+    return inner.get(GROUPS) if isinstance(inner, dict) else None
+
+
+def groups_of(told: FsdpDtensor) -> tuple[list[dict[str, Any]], list[list[str]]]:
+    """The groups that tensors say they are in, and the names of the tensors of each."""
+    groups: list[dict[str, Any]] = []
+    members: list[list[str]] = []
+    for name, settings in told.settings().items():
+        if odd := [key for key, value in settings.items() if isinstance(value, Tensor)]:
+            raise_few(
+                CLAIM,
+                [
+                    Fault(
+                        "state.setting_is_tensor",
+                        printable(name),
+                        f"its {odd[0]} is a tensor, expected a plain value",
+                    )
+                ],
+            )
+        if settings not in groups:
+            groups.append(settings)
+            members.append([])
+        members[groups.index(settings)].append(name)
+    return groups, members
 
 
 def settings_of_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from ..errors import Fault
-from ..files.dcp_chunks import chunk_place
-from ..files.dcp_table import Chunk, DcpDirectory
-from ..files.places import Place, item_size
-from ..files.strict import printable, raise_few
-from ..files.torch_dist import TorchDist
-from ..jobs.job import Move
-from ..plans.plan import Plan
-from ..tensors.making import Join, Making
-from .engine_state import NEW_TENSOR, OTHER_PLAN
+from ...errors import Fault
+from ...files.dcp_chunks import chunk_place
+from ...files.dcp_table import Chunk, DcpDirectory
+from ...files.places import Place, item_size
+from ...files.strict import printable, raise_few
+from ...jobs.job import Move
+from ...plans.plan import Plan
+from ...tensors.making import Join, Making
+from ..common import NEW_TENSOR, OTHER_PLAN
+from .torch_dist import TorchDist
 
 CLAIM = "this checkpoint of Megatron cannot be widened"
 STATE = "optimizer.state."

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from ..files.strict import os_errors
-from ..jobs.durable import sync_data
-from ..jobs.identity import stamped_file
-from ..jobs.journal import checked, line
-from ..jobs.partial import EARLIER, partial
 from ..noise.measures import Statistic, Wanted
 from ..storage.location import Location
+from .durable import sync_data
+from .identity import stamped_file
+from .journal import checked, line
+from .partial import EARLIER, partial
 
 _METHOD = "block Krylov, 16 columns"
 """Part of what is compared: a norm that was measured in another way has other digits."""

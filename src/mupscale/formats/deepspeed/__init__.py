@@ -1,0 +1,1 @@
+"""DeepSpeed: its universal checkpoint, how it grows, and an engine that loads it."""
