@@ -12,28 +12,20 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..errors import Fault, raise_faults
-from ..models.float64 import cast_, lifted_casts
+from ..models.float64 import lifted_casts
 from ..models.names import pattern_of
-from ..noise.kinds import SignalNoise
-from ..noise.resolve import resolve_noise
-from ..noise.where import exempt_of
 from ..planning.deeper import check_asleep, check_woken
-from ..plans.direction import Direction
 from ..plans.new_blocks import NewBlocks, Order, block_plan, first_values, nearest, order_of
 from ..plans.plan import Plan
 from ..plans.rows import without_rows
-from ..plans.wide_model import fill_model_
 from ..rules.axes import Axis
 from ..rules.scale import Scale
-from ..tensors.expand import expand_
-from ..tensors.random_states import forked
 from .configs import Path, nested_configs, with_edits
-from .losses import batch_for, loss_for
-from .models import Config, as_data, config_from, factory, fresh
+from .copy.trial import End, trial
+from .models import Config, as_data, config_from, fresh
 from .multipliers import To
 from .record import Part, Reading
 from .rows import WRITERS, row_for
@@ -187,36 +179,24 @@ def new_blocks(base: nn.Module, deeper: nn.Module, depth: Depth, small: Config, 
 
 def try_blocks(small: Config, cls: Any) -> float:
     """Try new blocks on the small copy: the worst gradient error; raises where they do not sleep, or do not wake silently."""
-    depth = small_depth(small)
-    deeper = deepened(small, depth)
-    make = factory(cls)
-    with forked(seed=0):
-        base, deep = cast_(make(small), torch.float64), cast_(make(deeper), torch.float64)
-    plan = new_blocks(base, deep, depth, small, cls)
-    fill_model_(deep, base, Direction(plan), in_place=True)
-    kind = str(small.model_type)
-    if not any(entry.quiet for entry in plan.tensors.values()):
-        what = "which weights of a block write into its stream is not known for this type"
-        raise_faults("this model cannot grow deeper", [Fault("depth.writers_unknown", kind, what, _WIDTH)])
+    depth, kind = small_depth(small), str(small.model_type)
+
+    def plan_of(base: nn.Module, deep: nn.Module) -> Plan:
+        plan = new_blocks(base, deep, depth, small, cls)
+        if not any(entry.quiet for entry in plan.tensors.values()):
+            what = "which weights of a block write into its stream is not known for this type"
+            raise_faults(
+                "this model cannot grow deeper", [Fault("depth.writers_unknown", kind, what, _WIDTH)]
+            )
+        return plan
+
+    done = trial(End(small, cls), End(deepened(small, depth), cls), plan_of)
     with lifted_casts():
-        loss = loss_for(base, deep, batch_for(base, small))
-        worst = check_asleep(base, deep, plan, loss, kind, _WIDTH)
-    wake_new_(deep, base, plan)
+        worst = check_asleep(done.base, done.wide, done.plan, done.loss, kind, _WIDTH)
+    done.wake_()
     with lifted_casts():
-        check_woken(base, deep, plan, loss, kind, _WIDTH)
+        check_woken(done.base, done.wide, done.plan, done.loss, kind, _WIDTH)
     return worst
-
-
-def wake_new_(deep: Any, base: Any, plan: Plan) -> None:
-    """Give the new weights their noise, whose size does not depend on t, and nothing else."""
-    tensors = dict(base.named_parameters())
-    exempt = exempt_of(deep, plan, "wide")
-    noise = resolve_noise(tensors, SignalNoise(0.1), plan=plan, exempt=exempt)
-    with torch.no_grad():
-        for name, parameter in deep.named_parameters():
-            entry = plan[name]
-            if entry.new:
-                expand_(parameter, None, entry.making(noise.tensor(plan.planned(name))))
 
 
 def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> None:

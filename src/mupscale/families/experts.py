@@ -21,24 +21,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from ..errors import Fault, raise_faults
-from ..models.float64 import cast_, lifted_casts
 from ..models.names import Kind, named_tensors, unique_tensors
-from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
-from ..plans.wide_model import fill_model_
-from ..proofs.identity import GRADIENT_TOLERANCE, Loss, compared
+from ..proofs.identity import GRADIENT_TOLERANCE
 from ..rules.axes import Axis
-from ..tensors.random_states import forked
-from .depth import wake_new_
+from .copy.trial import End, Trial, trial
 from .goal import Goal
 from .into import Target, target_of, with_experts
-from .losses import batch_for, loss_for
-from .models import Config, as_data, config_from, factory, model_class
+from .models import Config, as_data, config_from, model_class
 from .multipliers import Experts
 from .shrink import Growth, goals_of, shrunk
 
@@ -169,29 +163,23 @@ def _before(name: str, ending: str) -> str:
 
 def try_experts(small: Config, cls: Any, mixture: Mixture) -> float:
     """Try the plan on a small copy: the worst gradient error; raises unless experts sleep, and wake silently."""
-    with forked(seed=0):
-        base = cast_(factory(cls)(small), torch.float64)
-        wide = cast_(factory(mixture.cls)(mixture.config), torch.float64)
-    plan = experts_plan(base, wide, mixture.target)
-    fill_model_(wide, base, Direction(plan), in_place=True)
-    with lifted_casts():
-        loss = loss_for(base, wide, batch_for(base, small))
-        worst = _check_asleep(base, wide, plan, loss)
-    wake_new_(wide, base, plan)
-    with lifted_casts():
-        _check_woken(base, wide, plan, loss)
+    ends = End(small, cls), End(mixture.config, mixture.cls)
+    done = trial(*ends, lambda base, wide: experts_plan(base, wide, mixture.target))
+    worst = _check_asleep(done)
+    done.wake_()
+    _check_woken(done)
     return worst
 
 
-def _check_asleep(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> float:
+def _check_asleep(done: Trial) -> float:
     """The worst gradient error; raises unless the loss is the base's, and no gradient reaches what is new."""
-    found = compared(base, wide, plan, loss)
+    found = done.compared()
     if not found.agrees:
         what = f"the loss differs by {found.gap:.1e} in the class with experts: it computes something else"
-        raise_faults(_CLAIM, [Fault("experts.loss_differs", type(wide).__name__, what)])
+        raise_faults(_CLAIM, [Fault("experts.loss_differs", type(done.wide).__name__, what)])
     errors = found.identity.errors
     wrong = [name for name, error in errors.items() if not error <= GRADIENT_TOLERANCE]
-    awake = [name for name in wrong if plan[name].new]
+    awake = [name for name in wrong if done.plan[name].new]
     faults = [
         Fault("experts.moved_before_waking", name, "new, and training would move it before it wakes")
         for name in awake
@@ -205,13 +193,13 @@ def _check_asleep(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> f
     return max(errors.values(), default=0.0)
 
 
-def _check_woken(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> None:
+def _check_woken(done: Trial) -> None:
     """Raise unless the woken model has the base's loss, and gradients reach the downs of its experts."""
-    found = compared(base, wide, plan, loss)
+    found = done.compared()
     if not found.agrees:
         what = f"waking experts changes the loss by {found.gap:.1e}, expected 0"
-        raise_faults(_CLAIM, [Fault("experts.waking_changes_loss", type(wide).__name__, what)])
-    quiet = [name for name, entry in plan.tensors.items() if entry.quiet]
+        raise_faults(_CLAIM, [Fault("experts.waking_changes_loss", type(done.wide).__name__, what)])
+    quiet = [name for name, entry in done.plan.tensors.items() if entry.quiet]
     asleep = [name for name in quiet if (grad := found.wide.grads[name]) is None or not grad.any()]
     raise_faults(
         _CLAIM,

@@ -9,23 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ..errors import Fault, raise_faults
-from ..models.float64 import cast_, lifted_casts
 from ..models.kinds import is_batch_norm, is_norm
 from ..models.names import name_in, pattern_of
 from ..planning.facts.padded_norms import centred_fault, subtracts_mean
 from ..planning.search.search import Found
-from ..plans.direction import Direction
-from ..plans.wide_model import fill_model_
-from ..proofs.identity import GRADIENT_TOLERANCE, compared
-from ..tensors.random_states import forked
+from .copy.trial import End, trial
 from .export import wide_of
 from .goal import Goal
 from .lift import Tensors, lift
-from .losses import batch_for, loss_for
-from .models import Config, factory, on_meta
+from .models import Config, on_meta
 
 
 def refuse_layer_norms(small: Any, base: Tensors, wide: Tensors) -> None:
@@ -49,18 +42,13 @@ def try_other_size(found: Found, small: Config, goal: Goal, cls: Any) -> float:
     wide, wide_cls = wide_of(small, goal, None, cls)
     ends = Tensors.of(on_meta(small, cls)), Tensors.of(on_meta(wide, wide_cls))
     plan, _ = lift(found.plan, *ends, None, found.powers)
-    with forked(seed=0):
-        base = cast_(factory(cls)(small), torch.float64)
-        other = cast_(factory(wide_cls)(wide), torch.float64)
-    fill_model_(other, base, Direction(plan), in_place=True)
-    with lifted_casts():
-        loss = loss_for(base, other, batch_for(base, small))
-        measured = compared(base, other, plan, loss)
-    gap, (name, worst) = measured.gap, measured.identity.worst
-    if not max(gap, worst) <= GRADIENT_TOLERANCE:
-        what = f"exact at one share of zeros and off by {max(gap, worst):.1e} at another: its fold depends on the size"
+    done = trial(End(small, cls), End(wide, wide_cls), lambda *_: plan).measured()
+    if not done.exact:
+        what = (
+            f"exact at one share of zeros and off by {done.most:.1e} at another: its fold depends on the size"
+        )
         raise_faults(
             "this model cannot grow by zeros",
-            [Fault("family.fold_depends_on_size", pattern_of(name), what, "write whole multiples: -k 2")],
+            [Fault("family.fold_depends_on_size", done.where, what, "write whole multiples: -k 2")],
         )
-    return worst
+    return done.worst

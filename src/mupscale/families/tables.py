@@ -10,24 +10,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..errors import Fault, raise_faults
-from ..models.float64 import cast_, lifted_casts
 from ..models.kinds import padding_rows
-from ..models.names import pattern_of
 from ..models.need import Need
-from ..plans.direction import Direction
 from ..plans.plan import Plan
-from ..plans.rows import old_words, row_plan
+from ..plans.rows import row_plan
 from ..plans.tensor_plan import Rows
-from ..plans.wide_model import fill_model_
-from ..proofs.identity import GRADIENT_TOLERANCE, compared
-from ..tensors.random_states import forked
 from .configs import Path, nested_configs, with_edits
-from .losses import batch_for, loss_for
-from .models import Config, as_data, config_from, factory, on_meta
+from .copy.trial import End, trial
+from .models import Config, as_data, config_from, on_meta
 from .multipliers import To, counted
 
 _FIELDS: Mapping[Rows, tuple[str, ...]] = {
@@ -206,24 +199,16 @@ def _rope_kinds(rope: Any) -> set[str]:
 def try_more(small: Config, full: list[More], cls: Any) -> float:
     """Try a few more rows on the small copy: the worst gradient error; raises where the base's run would not continue."""
     more = small_more(as_data(small), full)
-    make = factory(cls)
-    with forked(seed=0):
-        base = cast_(make(small), torch.float64)
-        other = cast_(make(with_more(small, more)), torch.float64)
-    plan = table_plan(base, small, more, cls)
-    fill_model_(other, base, Direction(plan), in_place=True)
-    with lifted_casts():
-        loss = loss_for(base, other, batch_for(base, small), old_words(plan))
-        measured = compared(base, other, plan, loss)
-    gap, (name, worst) = measured.gap, measured.identity.worst
-    if not max(gap, worst) <= GRADIENT_TOLERANCE:
+    ends = End(small, cls), End(with_more(small, more), cls)
+    done = trial(*ends, lambda base, _: table_plan(base, small, more, cls)).measured()
+    if not done.exact:
         kinds = " and ".join(each.rows for each in more)
-        what = f"with more {kinds} the loss over the base's words is off by {gap:.1e}, and its gradient by {worst:.1e}"
+        what = f"with more {kinds} the loss over the base's words is off by {done.gap:.1e}, and its gradient by {done.worst:.1e}"
         raise_faults(
             f"this model cannot have more {kinds}",
-            [Fault("family.rows_change_the_loss", pattern_of(name), what)],
+            [Fault("family.rows_change_the_loss", done.where, what)],
         )
-    return worst
+    return done.worst
 
 
 def _at(data: Mapping[str, Any], path: Path) -> Any:
