@@ -17,7 +17,7 @@ from mupscale.families.multipliers import To, parse_to  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
 from mupscale.families.record import FamilyPlan  # noqa: E402
-from mupscale.families.tables import more_of  # noqa: E402
+from mupscale.families.steps.words import more_of  # noqa: E402
 
 BERT = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, **TOKENS}

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import nn
 
-from ..errors import Fault, raise_faults
-from ..models.kinds import padding_rows
-from ..models.need import Need
-from ..plans.plan import Plan
-from ..plans.rows import row_plan
-from ..plans.tensor_plan import Rows
-from .configs import Path, nested_configs, with_edits
-from .copy.trial import End, trial
-from .models import Config, as_data, config_from, on_meta
-from .multipliers import To, counted
+from ...errors import Fault, raise_faults
+from ...models.kinds import padding_rows
+from ...models.need import Need
+from ...plans.plan import Plan
+from ...plans.rows import row_plan
+from ...plans.tensor_plan import Rows
+from ..configs import Path, nested_configs, with_edits
+from ..copy.trial import End, Trial
+from ..models import Config, as_data, config_from, on_meta
+from ..multipliers import To, counted
+from .step import Step
 
 _FIELDS: Mapping[Rows, tuple[str, ...]] = {
     "words": ("vocab_size",),
@@ -111,7 +113,7 @@ def with_more(config: Config, more: list[More]) -> Config:
     return made
 
 
-def table_plan(base: nn.Module, config: Config, more: list[More], cls: Any) -> Plan:
+def table_plan(base: nn.Module, config: Config, cls: Any, more: list[More]) -> Plan:
     """The plan from a model to the one with more words and positions, both of one width; models may be on the meta device."""
     plan: Plan | None = None
     for each in more:
@@ -196,19 +198,47 @@ def _rope_kinds(rope: Any) -> set[str]:
     return set().union(*inner, {str(own)} if own is not None else set())
 
 
-def try_more(small: Config, full: list[More], cls: Any) -> float:
-    """Try a few more rows on the small copy: the worst gradient error; raises where the base's run would not continue."""
-    more = small_more(as_data(small), full)
-    ends = End(small, cls), End(with_more(small, more), cls)
-    done = trial(*ends, lambda base, _: table_plan(base, small, more, cls)).measured()
-    if not done.exact:
-        kinds = " and ".join(each.rows for each in more)
-        what = f"with more {kinds} the loss over the base's words is off by {done.gap:.1e}, and its gradient by {done.worst:.1e}"
-        raise_faults(
-            f"this model cannot have more {kinds}",
-            [Fault("family.rows_change_the_loss", done.where, what)],
-        )
-    return done.worst
+@dataclass(frozen=True)
+class Words(Step):
+    """More words, more positions, or both: rows of zeros in the tables of a model."""
+
+    more: list[More]
+
+    @staticmethod
+    def of(start: End, to: To) -> Words | None:
+        """The rows that a goal adds; None where it adds none."""
+        more = more_of(as_data(start.config), to)
+        return Words(start, more) if more else None
+
+    @cached_property
+    def end(self) -> End:
+        return End(with_more(self.start.config, self.more), self.start.cls)
+
+    @property
+    def edits(self) -> Mapping[Path, Any]:
+        return edits_of(self.more)
+
+    @property
+    def makes_tensors(self) -> bool:
+        return False
+
+    def plan(self, base: nn.Module, wide: nn.Module, copy: End) -> Plan:
+        return table_plan(base, *self.start, self.more)
+
+    def small(self, copy: End) -> Words:
+        return Words(copy, small_more(as_data(copy.config), self.more))
+
+    def judged(self, done: Trial) -> float:
+        """Raises unless a loss over the base's words has the base's gradients."""
+        found = done.measured()
+        if not found.exact:
+            kinds = " and ".join(each.rows for each in self.more)
+            what = f"with more {kinds} the loss over the base's words is off by {found.gap:.1e}, and its gradient by {found.worst:.1e}"
+            raise_faults(
+                f"this model cannot have more {kinds}",
+                [Fault("family.rows_change_the_loss", found.where, what)],
+            )
+        return found.worst
 
 
 def _at(data: Mapping[str, Any], path: Path) -> Any:

@@ -8,28 +8,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import nn
 
-from ..errors import Fault, raise_faults
-from ..models.float64 import lifted_casts
-from ..models.names import pattern_of
-from ..planning.deeper import check_asleep, check_woken
-from ..plans.new_blocks import NewBlocks, Order, block_plan, first_values, nearest, order_of
-from ..plans.plan import Plan
-from ..plans.rows import without_rows
-from ..rules.axes import Axis
-from ..rules.scale import Scale
-from .configs import Path, nested_configs, with_edits
-from .copy.trial import End, trial
-from .models import Config, as_data, config_from, fresh
-from .multipliers import To
-from .record import Part, Reading
-from .rows import WRITERS, row_for
-from .shrink import LAYER_COUNTS
+from ...errors import Fault, raise_faults
+from ...models.float64 import lifted_casts
+from ...models.names import pattern_of
+from ...planning.deeper import check_asleep, check_woken
+from ...plans.new_blocks import NewBlocks, Order, block_plan, first_values, nearest, order_of
+from ...plans.plan import Plan
+from ..configs import Path, nested_configs, with_edits
+from ..copy.trial import End, Trial
+from ..models import Config, as_data, config_from, fresh
+from ..multipliers import To
+from ..record import Part, Reading
+from ..rows import WRITERS, row_for
+from ..shrink import LAYER_COUNTS
+from .step import Step
 
 # Fields that say by a number which layers are of which kind, and the list that says it layer by layer.
 _SPELLED_OUT = {
@@ -168,35 +166,61 @@ def small_depth(small: Config) -> Depth:
     return depth_of(data, To(2 * part[key], tuple(range(part[key]))))
 
 
-def new_blocks(base: nn.Module, deeper: nn.Module, depth: Depth, small: Config, cls: Any) -> Plan:
-    """The plan from a model to the deeper one, both of one width; `small` shows what fresh vectors hold."""
-    _, part, _ = _layer_count(as_data(small))
+def new_blocks(base: nn.Module, deeper: nn.Module, depth: Depth, copy: End) -> Plan:
+    """The plan from a model to the deeper one, both of one width; a small copy shows what fresh vectors hold."""
+    _, part, _ = _layer_count(as_data(copy.config))
     row = row_for(str(part.get("model_type")))
     biases = [name.removesuffix("weight") + "bias" for name in WRITERS if name.endswith(".weight")]
-    new = NewBlocks(first_values(fresh(small, cls)), tuple(row.silenced) or WRITERS, row.silenced, biases)
+    new = NewBlocks(first_values(fresh(*copy)), tuple(row.silenced) or WRITERS, row.silenced, biases)
     return block_plan(base, deeper, depth.order, new)
 
 
-def try_blocks(small: Config, cls: Any) -> float:
-    """Try new blocks on the small copy: the worst gradient error; raises where they do not sleep, or do not wake silently."""
-    depth, kind = small_depth(small), str(small.model_type)
+@dataclass(frozen=True)
+class Blocks(Step):
+    """More blocks in a model, which sleep until noise wakes them."""
 
-    def plan_of(base: nn.Module, deep: nn.Module) -> Plan:
-        plan = new_blocks(base, deep, depth, small, cls)
+    depth: Depth
+
+    @staticmethod
+    def of(start: End, to: To) -> Blocks | None:
+        """The blocks that a goal adds; None where it adds none."""
+        return Blocks(start, depth_of(as_data(start.config), to)) if to.layers else None
+
+    @cached_property
+    def end(self) -> End:
+        return End(deepened(self.start.config, self.depth), self.start.cls)
+
+    @property
+    def edits(self) -> Mapping[Path, Any]:
+        return self.depth.edits
+
+    @property
+    def new_blocks(self) -> tuple[int, ...]:
+        return self.depth.new
+
+    def plan(self, base: nn.Module, wide: nn.Module, copy: End) -> Plan:
+        """The plan of the new blocks, whose writers must be known; the copy shows what fresh vectors hold."""
+        plan = new_blocks(base, wide, self.depth, copy)
         if not any(entry.quiet for entry in plan.tensors.values()):
             what = "which weights of a block write into its stream is not known for this type"
+            kind = str(copy.config.model_type)
             raise_faults(
                 "this model cannot grow deeper", [Fault("depth.writers_unknown", kind, what, _WIDTH)]
             )
         return plan
 
-    done = trial(End(small, cls), End(deepened(small, depth), cls), plan_of)
-    with lifted_casts():
-        worst = check_asleep(done.base, done.wide, done.plan, done.loss, kind, _WIDTH)
-    done.wake_()
-    with lifted_casts():
-        check_woken(done.base, done.wide, done.plan, done.loss, kind, _WIDTH)
-    return worst
+    def small(self, copy: End) -> Blocks:
+        return Blocks(copy, small_depth(copy.config))
+
+    def judged(self, done: Trial) -> float:
+        """Raises where blocks do not sleep, or do not wake silently."""
+        kind = str(self.start.config.model_type)
+        with lifted_casts():
+            worst = check_asleep(done.base, done.wide, done.plan, done.loss, kind, _WIDTH)
+        done.wake_()
+        with lifted_casts():
+            check_woken(done.base, done.wide, done.plan, done.loss, kind, _WIDTH)
+        return worst
 
 
 def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> None:
@@ -216,28 +240,3 @@ def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> 
         if moved & set(map(pattern_of, part.tensors))
     ]
     raise_faults("this checkpoint cannot get new tensors", faults[:2])
-
-
-def width_part(plan: Plan) -> Plan:
-    """The last part of a plan that gave a model rows, blocks or experts and then made it wider: its width alone."""
-    return replace(
-        plan,
-        tensors={
-            name: replace(
-                without_rows(entry),
-                sources=() if entry.kind == "buffer" and not entry.sources else (name,),
-                axes=tuple(
-                    Axis.fixed(a.wide) if dim == entry.stack else a
-                    for dim, a in enumerate(without_rows(entry).axes)
-                ),
-                cat=None,
-                stack=None,
-                fold=entry.fold * Scale.of(entry.spread),  # only biases that new blocks share are spread
-                spread=Fraction(1),
-                like=None,
-                quiet=False,
-                fill="own" if entry.fill == "own" else "zero",
-            )
-            for name, entry in plan.tensors.items()
-        },
-    )
