@@ -10,8 +10,8 @@ from mupscale.checkpoints.request import Request
 from mupscale.cli import plan
 from mupscale.errors import Fault, MupscaleError
 from mupscale.families import process
-from mupscale.families.goal import Goal
-from mupscale.families.grown import check_growth
+from mupscale.families.config.goal import Goal
+from mupscale.families.config.grown import check_growth
 
 CHOSEN: Any = SimpleNamespace(architecture=None)
 DIRECTORY: Any = SimpleNamespace(config={}, tensors={}, weights=(), path="base")

@@ -14,12 +14,12 @@ import mupscale as mu  # noqa: E402
 from harness.refusals import refused  # noqa: E402
 from harness.tiny_llama import SIZES as TINY  # noqa: E402
 from harness.tiny_llama import TOKENS, cli, same_bits, saved  # noqa: E402
+from mupscale.families.config.multipliers import To, parse_to  # noqa: E402
 from mupscale.families.models import as_data, config_from  # noqa: E402
-from mupscale.families.multipliers import To, parse_to  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
-from mupscale.families.rows import ROWS, Row  # noqa: E402
 from mupscale.families.steps.depth import deepened, depth_of  # noqa: E402
+from mupscale.families.types.rows import ROWS, Row  # noqa: E402
 
 SIZES = {**TINY, "num_hidden_layers": 4}
 

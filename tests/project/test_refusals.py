@@ -13,8 +13,8 @@ from docs.refusals import refusals
 from mupscale.errors import TYPES, Fault
 
 CARRIED = {
-    ("families/grown.py", "code"),
-    ("families/into.py", "code"),
+    ("families/config/grown.py", "code"),
+    ("families/types/into.py", "code"),
     ("families/process.py", "*fault"),
     ("sharded/agreement.py", "*fault"),
 }

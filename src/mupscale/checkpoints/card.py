@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ..families.into import experts_are_copies
-from ..families.multipliers import NOTHING, parse_to
+from ..families.config.multipliers import NOTHING, parse_to
+from ..families.types.into import experts_are_copies
 from .about import NAME
 from .request import Request
 from .train_script import rate_of, writes_text

@@ -20,11 +20,11 @@ from ..checkpoints.grow import check_stored
 from ..checkpoints.request import Request
 from ..checkpoints.state import has_state, state_bytes
 from ..errors import Fault, MupscaleError
-from ..families.declarations import FORM, Declarations
-from ..families.goal import Goal
-from ..families.into import experts_are_copies
+from ..families.config.goal import Goal
 from ..families.process import plan_in_process, with_ways
 from ..families.record import FamilyPlan
+from ..families.types.declarations import FORM, Declarations
+from ..families.types.into import experts_are_copies
 from ..files.directory import Directory, read_directory
 from ..files.floats import FLOATS, TORCH_NAMES
 from ..files.places import item_size

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..errors import MupscaleError
-from ..families.goal import Goal
+from ..families.config.goal import Goal
 from .verb import add_verb, location, path
 
 
@@ -91,7 +91,7 @@ def declared(chosen: argparse.Namespace) -> str | None:
         return None
     import json
 
-    from ..families.declarations import read_declarations
+    from ..families.types.declarations import read_declarations
 
     return json.dumps(read_declarations(chosen.declare).as_json(), sort_keys=True)
 

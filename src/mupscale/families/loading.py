@@ -26,7 +26,7 @@ from ..plans.wide_model import fill_model_
 from ..proofs.identity import Loss, compared
 from ..training.grow.auto_noise import AutoNoise, choose_noise
 from ..training.grow.loss_rise import measured
-from .losses import batch_for, loss_for
+from .copy.losses import batch_for, loss_for
 from .measures import Measure, measure_for
 from .models import config_from, model_class, quiet, read_config
 from .process import refusal_answer

@@ -23,14 +23,15 @@ from ..noise.where import exempt_of
 from ..planning.search.search import Found
 from ..plans.plan import Plan
 from ..tensors.devices import on_cpu
-from .configs import edits, following, nested_configs, with_edits
+from .config.goal import Goal
+from .config.grown import refuse_nothing
+from .config.multipliers import Multipliers
+from .config.nested import edits, following, nested_configs, with_edits
+from .copy.lift import Tensors
+from .copy.losses import NoBatchError
+from .copy.shrink import count, goals_of, growth, growth_of, shrunk
+from .copy.small_search import TOKENS, search_small
 from .copy.trial import End
-from .declarations import Declarations
-from .export import start_of
-from .goal import Goal
-from .grown import refuse_nothing
-from .lift import Tensors
-from .losses import NoBatchError
 from .models import (
     Config,
     as_data,
@@ -42,18 +43,17 @@ from .models import (
     on_meta,
     read_config,
 )
-from .multipliers import Multipliers
 from .reading import reading_of
 from .record import Evidence, FamilyPlan
-from .rows import ROWS
-from .shrink import count, goals_of, growth, growth_of, shrunk
-from .small_search import TOKENS, search_small
 from .steps.compose import compose, whole_plan
 from .steps.depth import refuse_spelling
 from .steps.experts import Mixture
 from .steps.step import Chain
 from .steps.width import Width, refuse_layer_norms, try_other_size
 from .stored import stored_parts
+from .types.declarations import Declarations
+from .types.export import start_of
+from .types.rows import ROWS
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError
-from .declarations import Declarations
-from .multipliers import TOWERS, parse_multipliers
+from .config.multipliers import TOWERS, parse_multipliers
 from .record import FamilyPlan
+from .types.declarations import Declarations
 
 # Planning reads a configuration and builds stock classes; it never needs the network.
 OFFLINE = {

@@ -24,14 +24,14 @@ from ..runs.run import Run
 from ..tensors.differences import curve_gap, loss_gap
 from ..tensors.random_states import forked
 from ..training.check.verify import verify
+from .copy.lift import Tensors
+from .copy.losses import another_batch, find_batch, growing_outputs, loss_on
 from .copy.trial import End
-from .export import start_of
-from .lift import Tensors
-from .losses import another_batch, find_batch, growing_outputs, loss_on
 from .models import config_from, factory, model_class, on_meta
 from .record import FamilyPlan
 from .steps.compose import compose, whole_plan
 from .steps.width import Width, width_part
+from .types.export import start_of
 
 _BEFORE = 3
 """Steps before growing, so that there is optimizer state to carry over."""

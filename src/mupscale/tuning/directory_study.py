@@ -9,8 +9,8 @@ from typing import Any
 
 from ..checkpoints.about import read_about
 from ..errors import Fault, raise_faults
+from ..families.config.narrow import proxy_width
 from ..families.models import on_meta
-from ..families.narrow import proxy_width
 from ..machine import free_memory
 from ..rules.schemes import RISE
 from .directory_proxy import BATCH, StockFamily, Trained

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..families.goal import Goal
-from ..families.grown import grown
+from ..families.config.goal import Goal
+from ..families.config.grown import grown
+from ..families.config.multipliers import EVERY
+from ..families.config.narrow import proxy_width
 from ..families.models import Config, as_data, config_from, model_class, on_meta, quiet, read_config
-from ..families.multipliers import EVERY
-from ..families.narrow import proxy_width
-from ..families.symbols import symbols
+from ..families.types.symbols import symbols
 from .flops import Step, count, quadratic, transformer_flops
 
 _OTHER_INPUTS = ("pixel_values", "input_values", "input_features", "decoder_input_ids")

@@ -33,8 +33,8 @@ from ...plans.wide_model import fill_model_
 from ...proofs.identity import GRADIENT_TOLERANCE, Compared, Loss, compared
 from ...tensors.expand import expand_
 from ...tensors.random_states import forked
-from ..losses import batch_for, loss_for
 from ..models import Config, factory
+from .losses import batch_for, loss_for
 
 
 class End(NamedTuple):

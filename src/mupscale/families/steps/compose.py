@@ -14,11 +14,11 @@ from functools import reduce
 
 from ...plans.plan import Plan
 from ...plans.tensor_plan import Powers
+from ..config.goal import Goal
+from ..copy.lift import Tensors
 from ..copy.trial import End
-from ..export import untied
-from ..goal import Goal
-from ..lift import Tensors
 from ..models import as_data, config_from, on_meta
+from ..types.export import untied
 from .depth import Blocks
 from .experts import Mixture, refuse_wider
 from .step import Chain

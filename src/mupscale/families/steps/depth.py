@@ -20,13 +20,13 @@ from ...models.names import pattern_of
 from ...planning.deeper import check_asleep, check_woken
 from ...plans.new_blocks import NewBlocks, Order, block_plan, first_values, nearest, order_of
 from ...plans.plan import Plan
-from ..configs import Path, nested_configs, with_edits
+from ..config.multipliers import To
+from ..config.nested import Path, nested_configs, with_edits
+from ..copy.shrink import LAYER_COUNTS
 from ..copy.trial import End, Trial
 from ..models import Config, as_data, config_from, fresh
-from ..multipliers import To
 from ..record import Part, Reading
-from ..rows import WRITERS, row_for
-from ..shrink import LAYER_COUNTS
+from ..types.rows import WRITERS, row_for
 from .step import Step
 
 # Fields that say by a number which layers are of which kind, and the list that says it layer by layer.

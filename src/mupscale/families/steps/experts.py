@@ -30,11 +30,11 @@ from ...plans.plan import Plan
 from ...plans.tensor_plan import TensorPlan
 from ...proofs.identity import GRADIENT_TOLERANCE
 from ...rules.axes import Axis
+from ..config.goal import Goal
+from ..config.multipliers import Experts, To
 from ..copy.trial import End, Trial
-from ..goal import Goal
-from ..into import Target, target_of, with_experts
 from ..models import as_data, config_from, model_class
-from ..multipliers import Experts, To
+from ..types.into import Target, target_of, with_experts
 from .step import Step
 
 _CLAIM = "this model cannot get experts exactly"

@@ -22,7 +22,7 @@ from typing import Any
 from torch import nn
 
 from ...plans.plan import Plan
-from ..configs import Path
+from ..config.nested import Path
 from ..copy.trial import End, Trial, trial
 from ..models import on_meta
 

@@ -23,13 +23,13 @@ from ...plans.rows import without_rows
 from ...plans.tensor_plan import Powers
 from ...rules.axes import Axis
 from ...rules.scale import Scale
+from ..config.goal import Goal
+from ..copy.lift import Tensors, lift
+from ..copy.small_search import declared_layouts
 from ..copy.trial import End, trial
-from ..declarations import Declarations
-from ..export import wide_of
-from ..goal import Goal
-from ..lift import Tensors, lift
 from ..models import Config, as_data, on_meta
-from ..small_search import declared_layouts
+from ..types.declarations import Declarations
+from ..types.export import wide_of
 
 
 def refuse_layer_norms(small: Any, base: Tensors, wide: Tensors) -> None:

@@ -19,10 +19,10 @@ from ...models.need import Need
 from ...plans.plan import Plan
 from ...plans.rows import row_plan
 from ...plans.tensor_plan import Rows
-from ..configs import Path, nested_configs, with_edits
+from ..config.multipliers import To, counted
+from ..config.nested import Path, nested_configs, with_edits
 from ..copy.trial import End, Trial
 from ..models import Config, as_data, config_from, on_meta
-from ..multipliers import To, counted
 from .step import Step
 
 _FIELDS: Mapping[Rows, tuple[str, ...]] = {

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from ..errors import MupscaleError
-from ..rules.axes import Layout
-from ..rules.scale import Scale
+from ...errors import MupscaleError
+from ...rules.axes import Layout
+from ...rules.scale import Scale
 from .rows import row_for
 
 # What configurations of transformers call the four sizes; the first that is present counts, so the commonest

@@ -1,7 +1,7 @@
 """Classes with experts that hold a dense model: which of its fields and tensors go where, as data.
 
 The dense feed-forward layer becomes the expert that every token goes to, and routed experts are added next to it. Whether
-a row is right is not taken for granted: `experts.py` tries it on a small copy.
+a row is right is not taken for granted: `steps/experts.py` tries it on a small copy.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import Fault, raise_faults
-from .multipliers import Experts
+from ...errors import Fault, raise_faults
+from ..config.multipliers import Experts
 from .symbols import symbols
 
 Data = Mapping[str, Any]

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import MupscaleError
-from ..proofs.identity import Loss
-from .configs import nested_configs
+from ...errors import MupscaleError
+from ...proofs.identity import Loss
+from ..config.nested import nested_configs
+from ..models import Config, as_data, quiet
+from ..types.rows import row_for
 from .images import Batch, beside_text, images
-from .models import Config, as_data, quiet
-from .rows import row_for
 
 _BATCH, _LENGTH = 3, 11
 

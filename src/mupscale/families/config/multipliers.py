@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..errors import Fault, MupscaleError, raise_faults
+from ...errors import Fault, MupscaleError, raise_faults
 from .widths import USUAL
 
 Multipliers = Mapping[str, int]

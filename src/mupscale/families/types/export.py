@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.plan import Plan
-from .goal import Goal
-from .grown import grown
-from .models import Config, as_data, config_from, model_class
+from ...errors import Fault, MupscaleError, raise_faults
+from ...plans.plan import Plan
+from ..config.goal import Goal
+from ..config.grown import grown
+from ..models import Config, as_data, config_from, model_class
 from .symbols import symbols
 
 EXPORTS = ("granite", "untie")

@@ -27,14 +27,14 @@ from collections.abc import Iterator, Mapping
 from math import gcd, prod
 from typing import Any, NamedTuple
 
-from ..errors import MupscaleError
-from ..models.names import named_tensors, pattern_of
-from .configs import Path, following, growing_fields, nested_configs, with_edits
-from .goal import Goal, small_goals
-from .grown import grown
-from .models import Config, as_data, config_from, on_meta
-from .rows import row_for
-from .symbols import explicit_head_size, symbols
+from ...errors import MupscaleError
+from ...models.names import named_tensors, pattern_of
+from ..config.goal import Goal, small_goals
+from ..config.grown import grown
+from ..config.nested import Path, following, growing_fields, nested_configs, with_edits
+from ..models import Config, as_data, config_from, on_meta
+from ..types.rows import row_for
+from ..types.symbols import explicit_head_size, symbols
 
 Shapes = Mapping[str, tuple[int, ...]]
 Growth = dict[str, set[tuple[tuple[int, bool], ...]]]
