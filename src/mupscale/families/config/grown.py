@@ -10,8 +10,9 @@ from ...errors import Fault, raise_faults
 from ..models import Config, as_data, config_from
 from ..types.rows import row_for
 from ..types.symbols import evaluate, explicit_head_size, symbols
+from .fields import WIDTHS
 from .goal import Goal
-from .multipliers import TOWERS, WIDTHS
+from .multipliers import TOWERS
 from .nested import Path, edits, growing_fields, nested_configs, with_edits
 
 _CLAIM = "this configuration cannot grow exactly like that"

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..types.rows import row_for
 from ..types.symbols import power, symbols
+from .fields import USUAL
 from .goal import Goal
-from .widths import USUAL
 
 Path = tuple[str, ...]
 

@@ -6,7 +6,6 @@ the new blocks must not change the loss. Knows fields that count layers; a field
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,30 +19,18 @@ from ...models.names import pattern_of
 from ...planning.deeper import check_asleep, check_woken
 from ...plans.new_blocks import NewBlocks, Order, block_plan, first_values, nearest, order_of
 from ...plans.plan import Plan
+from ..config.fields import FIELDS, LISTED
 from ..config.multipliers import To
 from ..config.nested import Path, nested_configs, with_edits
-from ..copy.shrink import LAYER_COUNTS
 from ..copy.trial import End, Trial
 from ..models import Config, as_data, config_from, fresh
 from ..record import Part, Reading
 from ..types.rows import WRITERS, row_for
 from .step import Step
 
-# Fields that say by a number which layers are of which kind, and the list that says it layer by layer.
-_SPELLED_OUT = {
-    "max_window_layers": "layer_types",
-    "sliding_window_pattern": "layer_types",
-    "_sliding_window_pattern": "layer_types",
-    "full_attention_interval": "layer_types",
-    "no_rope_layer_interval": "no_rope_layers",
-}
 _WIDTH = "mupscale plan BASE -k 2 says whether its width can grow instead"
-_LISTS = frozenset(_SPELLED_OUT.values())
+_LISTS = frozenset(LISTED.values())
 """Lists that are known to hold one entry for every layer."""
-_OTHER_LISTS = re.compile(r"^architectures$|token_ids?$")
-"""Lists that may be as long as there are layers and say nothing about them."""
-_EVERY = re.compile(r"interval|freq|step|pattern")  # of these, 1 means every layer
-_BY_LAYER = re.compile(r"layer|interval|freq|pattern|first_k_dense|sparse_step|depth")
 
 
 @dataclass(frozen=True)
@@ -66,7 +53,7 @@ def _layer_count(data: Mapping[str, Any]) -> tuple[Path, Mapping[str, Any], str]
         (path, part, key)
         for path, part in nested_configs(data)
         for key, value in part.items()
-        if LAYER_COUNTS.match(key) and type(value) is int
+        if FIELDS["layers"].has(key) and type(value) is int
     ]
     if len(counted) != 1:
         names = ", ".join(".".join((*path, key)) for path, _, key in counted) or "none"
@@ -92,7 +79,7 @@ def depth_of(data: Mapping[str, Any], to: To) -> Depth:
     changed: dict[Path, Any] = {(*path, key): to.layers}
     like = nearest(order)
     for name, value in part.items():
-        if isinstance(value, list) and len(value) == layers and not _OTHER_LISTS.search(name):
+        if isinstance(value, list) and len(value) == layers and not FIELDS["other_list"].has(name):
             changed[(*path, name)] = [value[block] for block in like]
     return Depth(order, changed)
 
@@ -128,16 +115,14 @@ def _understood(key: str, value: Any, part: Mapping[str, Any], layers: int) -> b
     if isinstance(value, list) and len(value) == layers:
         # A list of all the layers' own numbers is not one of entries.
         numbers = all(type(entry) is int for entry in value) and sorted(value) == list(range(layers))
-        return (
-            bool(_OTHER_LISTS.search(key)) or key in _LISTS or (bool(_BY_LAYER.search(key)) and not numbers)
-        )
-    if not _BY_LAYER.search(key) or isinstance(value, (bool, float, Mapping, type(None))) or not value:
+        return FIELDS["other_list"].has(key) or key in _LISTS or (FIELDS["by_layer"].has(key) and not numbers)
+    if not FIELDS["by_layer"].has(key) or isinstance(value, (bool, float, Mapping, type(None))) or not value:
         return True
     if isinstance(value, str):
         return len(value) != layers
-    if value == 1 and _EVERY.search(key):
+    if value == 1 and FIELDS["every_nth"].has(key):
         return True
-    listed = part.get(_SPELLED_OUT.get(key, ""))
+    listed = part.get(LISTED.get(key, ""))
     return isinstance(listed, list) and len(listed) == layers
 
 

@@ -19,16 +19,13 @@ from ...models.need import Need
 from ...plans.plan import Plan
 from ...plans.rows import row_plan
 from ...plans.tensor_plan import Rows
+from ..config.fields import FIELDS
 from ..config.multipliers import To, counted
 from ..config.nested import Path, nested_configs, with_edits
 from ..copy.trial import End, Trial
 from ..models import Config, as_data, config_from, on_meta
 from .step import Step
 
-_FIELDS: Mapping[Rows, tuple[str, ...]] = {
-    "words": ("vocab_size",),
-    "positions": ("max_position_embeddings", "n_positions"),
-}
 _GOALS: Mapping[Rows, str] = {"words": "vocab", "positions": "positions"}
 _FEW: Mapping[Rows, int] = {"words": 5, "positions": 9}
 """How many more a small copy gets; odd, so that no width is taken for them."""
@@ -65,11 +62,11 @@ def more_of(data: Mapping[str, Any], to: To) -> list[More]:
             (*path, key)
             for path, part in nested_configs(data)
             for key, value in part.items()
-            if key in _FIELDS[rows] and type(value) is int
+            if key in FIELDS[rows].grows and type(value) is int
         ]
         if len(where) != 1:
             names = ", ".join(".".join(path) for path in where) or "no field"
-            what = f"this configuration counts {rows} in {names}, expected one of {', '.join(_FIELDS[rows])}"
+            what = f"this configuration counts {rows} in {names}, expected one of {', '.join(FIELDS[rows].grows)}"
             faults.append(
                 Fault("goal.rows_not_counted_once", f"--to {_GOALS[rows]}", what, f"leave {_GOALS[rows]} out")
             )
