@@ -15,7 +15,7 @@ from mupscale.errors import TYPES, Fault
 CARRIED = {
     ("families/config/grown.py", "code"),
     ("families/types/into.py", "code"),
-    ("families/process.py", "*fault"),
+    ("families/child.py", "*fault"),
     ("sharded/agreement.py", "*fault"),
 }
 """Codes that stand elsewhere next to their words, in a table or in what another process said."""
