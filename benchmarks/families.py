@@ -24,7 +24,7 @@ from harness.family_configs import EXACT, INEXACT, Case
 from harness.popular import reloaded
 from harness.program import Outcome, UsageError, option, run
 from mupscale.errors import MupscaleError
-from mupscale.families.losses import batch_for, loss_for
+from mupscale.families.copy.losses import batch_for, loss_for
 from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
 from mupscale.families.prove import prove

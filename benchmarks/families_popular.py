@@ -25,7 +25,7 @@ from harness.evidence import is_of, key_of
 from harness.popular import STORED, faults, in_part, measured, stored, summary, towers_of, wrong
 from harness.popular_types import POPULAR
 from harness.program import Outcome, option, run
-from mupscale.families.multipliers import TOWERS
+from mupscale.families.config.multipliers import TOWERS
 
 
 def measure(chosen: argparse.Namespace) -> Outcome:

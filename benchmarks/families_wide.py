@@ -39,8 +39,8 @@ def attempt(model_type: str, k: int = 2) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     from mupscale.errors import MupscaleError
-    from mupscale.families.goal import Goal
-    from mupscale.families.grown import check_growth
+    from mupscale.families.config.goal import Goal
+    from mupscale.families.config.grown import check_growth
     from mupscale.families.models import as_data, config_from, model_class, on_meta
     from mupscale.families.plan import family_plan
     from mupscale.families.prove import prove

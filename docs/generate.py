@@ -28,8 +28,8 @@ from harness.evidence import EARLIER, is_of, key_of, mark  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
 from harness.popular import stored as popular_lines  # noqa: E402
 from harness.popular import summary as popular_summary  # noqa: E402
-from mupscale.families.rows import Row, row_for  # noqa: E402
-from mupscale.families.widths import USUAL  # noqa: E402
+from mupscale.families.config.fields import USUAL  # noqa: E402
+from mupscale.families.types.rows import Row, row_for  # noqa: E402
 from mupscale.rules.muon_rows import MUONS  # noqa: E402
 from mupscale.rules.optimizer_rule import Decay, OptimizerRule, State  # noqa: E402
 from mupscale.rules.package_rows import PACKAGES  # noqa: E402

@@ -5,7 +5,7 @@
 MPT weighs keys by their distance (ALiBi), with slopes that depend on the number of heads: heads must stay, head size
 grows. Attention then divides by another square root, and k^(1/2) has to go somewhere: half into queries and half into
 keys. Values share their tensor, so the output projection takes it back. That is the row, and it belongs into
-`src/mupscale/families/rows.py`; here it is tried first, next to one with a wrong power.
+`src/mupscale/families/types/rows.py`; here it is tried first, next to one with a wrong power.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ import torch
 
 import mupscale as mu
 from mupscale.families.prove import prove
-from mupscale.families.rows import ROWS, Row
+from mupscale.families.types.rows import ROWS, Row
 
 torch.set_num_threads(1)
 CONFIG = {

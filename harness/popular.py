@@ -27,9 +27,9 @@ from harness.limited import HANG, limited, silent
 from harness.popular_types import POPULAR
 from harness.runs import step
 from mupscale.errors import MupscaleError
-from mupscale.families.losses import batch_for, loss_for
+from mupscale.families.config.multipliers import TOWERS
+from mupscale.families.copy.losses import batch_for, loss_for
 from mupscale.families.models import config_from, factory, fresh, model_class, not_stored, quiet
-from mupscale.families.multipliers import TOWERS
 from mupscale.families.plan import family_plan
 from mupscale.families.prove import prove
 from mupscale.families.record import Evidence, FamilyPlan

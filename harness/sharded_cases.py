@@ -35,7 +35,7 @@ import mupscale as mu
 from harness.launched import folder
 from harness.models import CASES
 from mupscale.checkpoints.request import Request
-from mupscale.families.goal import Goal
+from mupscale.families.config.goal import Goal
 from mupscale.families.record import FamilyPlan
 from mupscale.models.names import named_tensors
 from mupscale.plans.ends import identity_plan

@@ -55,16 +55,18 @@ def planned_here(request):
             whole.replace(kept)
         return FamilyPlan.from_json(kept.read_text(encoding="utf-8"))
 
-    def loaded_here(request):
+    def loaded_here(task, request):
         try:
             return loading.answer(json.loads(json.dumps(request)))
+        except mupscale.MupscaleError:
+            raise
         except Exception as error:  # what ends the process
             raise mupscale.MupscaleError(str(error), code="model.loading_process_died") from error
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (grow_checkpoint, check):
             patch.setattr(module, "plan_in_process", plan_here)
-        patch.setattr(loaded, "_answer_of_process", loaded_here)
+        patch.setattr(loaded, "ask", loaded_here)
         yield
 
 

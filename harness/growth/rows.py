@@ -17,7 +17,7 @@ import mupscale as mu
 from harness.exactness import precise_muon
 from harness.program import Outcome
 from harness.runs import step
-from mupscale.families.losses import another_batch, find_batch, growing_outputs, loss_on
+from mupscale.families.copy.losses import another_batch, find_batch, growing_outputs, loss_on
 from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
 from mupscale.families.record import FamilyPlan

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 from mupscale.checkpoints.card import card  # noqa: E402
 from mupscale.checkpoints.request import Request  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
-from mupscale.families.goal import Goal  # noqa: E402
+from mupscale.families.config.goal import Goal  # noqa: E402
 
 BASE_CARD = """---
 language: en

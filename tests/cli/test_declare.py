@@ -10,10 +10,10 @@ transformers = pytest.importorskip("transformers")
 
 from harness.refusals import refusal  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
-from mupscale.families import rows  # noqa: E402
-from mupscale.families.declarations import FORM, Declarations  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
+from mupscale.families.types import rows  # noqa: E402
+from mupscale.families.types.declarations import FORM, Declarations  # noqa: E402
 from mupscale.rules.scale import Scale  # noqa: E402
 
 LLAMA: dict[str, Any] = dict(  # noqa: C408

@@ -10,8 +10,8 @@ from mupscale.checkpoints import grow_checkpoint
 from mupscale.checkpoints.request import Request
 from mupscale.errors import Fault, MupscaleError
 from mupscale.families import process
-from mupscale.families.goal import Goal
-from mupscale.families.grown import check_growth
+from mupscale.families.config.goal import Goal
+from mupscale.families.config.grown import check_growth
 
 BASE: Any = SimpleNamespace(directory=SimpleNamespace(config={}, tensors={}), about=None)
 HEADS = {

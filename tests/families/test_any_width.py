@@ -12,13 +12,13 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 import mupscale as mu  # noqa: E402
 from harness.refusals import refusal, refused  # noqa: E402
 from harness.tiny_llama import LLAMA, SIZES, cli, same_bits, saved  # noqa: E402
-from mupscale.families.goal import Goal, small_goals  # noqa: E402
+from mupscale.families.config.goal import Goal, small_goals  # noqa: E402
+from mupscale.families.copy.small_search import search_small  # noqa: E402
 from mupscale.families.models import config_from, model_class  # noqa: E402
-from mupscale.families.padded import try_other_size  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
 from mupscale.families.record import FamilyPlan  # noqa: E402
-from mupscale.families.small_search import search_small  # noqa: E402
+from mupscale.families.steps.width import try_other_size  # noqa: E402
 from mupscale.rules import Scale  # noqa: E402
 
 ALL = "hidden=48,heads=6,kv_heads=3,ffn=52"

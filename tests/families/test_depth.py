@@ -14,12 +14,12 @@ import mupscale as mu  # noqa: E402
 from harness.refusals import refused  # noqa: E402
 from harness.tiny_llama import SIZES as TINY  # noqa: E402
 from harness.tiny_llama import TOKENS, cli, same_bits, saved  # noqa: E402
-from mupscale.families.depth import deepened, depth_of  # noqa: E402
+from mupscale.families.config.multipliers import To, parse_to  # noqa: E402
 from mupscale.families.models import as_data, config_from  # noqa: E402
-from mupscale.families.multipliers import To, parse_to  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
-from mupscale.families.rows import ROWS, Row  # noqa: E402
+from mupscale.families.steps.depth import deepened, depth_of  # noqa: E402
+from mupscale.families.types.rows import ROWS, Row  # noqa: E402
 
 SIZES = {**TINY, "num_hidden_layers": 4}
 
@@ -138,7 +138,7 @@ def test_a_class_that_makes_something_else_of_a_field_is_noticed(monkeypatch):
     config = config_from({"model_type": "qwen2", **SIZES})
     depth = depth_of(as_data(config), To(5, (0,)))
     assert deepened(config, depth).num_hidden_layers == 5
-    monkeypatch.setattr("mupscale.families.depth.config_from", lambda _: config)
+    monkeypatch.setattr("mupscale.families.steps.depth.config_from", lambda _: config)
     with refused("config.class_changes_field", where="num_hidden_layers"):
         deepened(config, depth)
 

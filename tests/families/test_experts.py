@@ -14,10 +14,10 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 import mupscale as mu  # noqa: E402
 from harness.refusals import refused  # noqa: E402
 from harness.tiny_llama import LLAMA, SIZES, cli, new, same_bits, saved  # noqa: E402
-from mupscale.families import into  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
 from mupscale.families.record import FamilyPlan  # noqa: E402
+from mupscale.families.types import into  # noqa: E402
 from mupscale.plans.plan import Plan  # noqa: E402
 
 GOAL = "experts=8,top_k=2,expert_ffn=20"

@@ -9,14 +9,14 @@ import mupscale as mu
 from harness.popular_types import POPULAR
 from harness.refusals import refusal
 from mupscale.cli.main import main
-from mupscale.families.configs import edits, following, with_edits
-from mupscale.families.goal import Goal
-from mupscale.families.rows import ROWS
+from mupscale.families.config.goal import Goal
+from mupscale.families.config.nested import edits, following, with_edits
+from mupscale.families.types.rows import ROWS
 
 pytest.importorskip("transformers")
 
-from mupscale.families.images import beside_text, images
-from mupscale.families.losses import batch_for
+from mupscale.families.copy.images import beside_text, images
+from mupscale.families.copy.losses import batch_for
 from mupscale.families.models import config_from, factory, model_class, quiet
 from mupscale.families.plan import family_plan
 from mupscale.families.process import plan_in_process

@@ -12,12 +12,12 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 import mupscale as mu  # noqa: E402
 from harness.refusals import refused  # noqa: E402
 from harness.tiny_llama import LLAMA, SIZES, TOKENS, cli, same_bits, saved  # noqa: E402
+from mupscale.families.config.multipliers import To, parse_to  # noqa: E402
 from mupscale.families.models import config_from, factory, model_class  # noqa: E402
-from mupscale.families.multipliers import To, parse_to  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
 from mupscale.families.record import FamilyPlan  # noqa: E402
-from mupscale.families.tables import more_of  # noqa: E402
+from mupscale.families.steps.words import more_of  # noqa: E402
 
 BERT = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, **TOKENS}

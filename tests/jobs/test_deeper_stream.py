@@ -54,7 +54,7 @@ def test_a_stream_that_is_killed_is_resumed_with_the_same_bytes(tmp_path, k, to)
     pytest.importorskip("transformers")
     from harness.sharded_bases import grow
     from mupscale.checkpoints.request import Request
-    from mupscale.families.goal import Goal
+    from mupscale.families.config.goal import Goal
     from mupscale.families.process import plan_in_process
 
     torch.set_num_threads(1)  # forked processes cannot use the threads of this one

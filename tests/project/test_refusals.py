@@ -13,9 +13,9 @@ from docs.refusals import refusals
 from mupscale.errors import TYPES, Fault
 
 CARRIED = {
-    ("families/grown.py", "code"),
-    ("families/into.py", "code"),
-    ("families/process.py", "*fault"),
+    ("families/config/grown.py", "code"),
+    ("families/types/into.py", "code"),
+    ("families/child.py", "*fault"),
     ("sharded/agreement.py", "*fault"),
 }
 """Codes that stand elsewhere next to their words, in a table or in what another process said."""

@@ -12,8 +12,8 @@ import torch
 import mupscale as mu
 from harness.refusals import refused
 from mupscale.cli.main import main
+from mupscale.families.config.narrow import proxy_width
 from mupscale.families.models import as_data
-from mupscale.families.narrow import proxy_width
 from mupscale.plans.backward import backward
 from mupscale.reports.known import know
 from mupscale.reports.verdict import verdicts

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ..families.into import experts_are_copies
+from ..families.types.into import experts_are_copies
 from ..runs.growth_record import NAME
 from .request import Request
 from .train_script import rate_of, writes_text

@@ -22,11 +22,11 @@ import torch
 from ..arguments import wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..families.batches import read_batch
-from ..families.declarations import FORM
-from ..families.goal import Goal
+from ..families.config.goal import Goal
 from ..families.loaded import Losses, check_memory, choose_size, losses_with, stored_losses
 from ..families.process import plan_in_process, with_ways
 from ..families.record import FamilyPlan
+from ..families.types.declarations import FORM
 from ..files.directory import Directory
 from ..files.floats import FLOATS
 from ..jobs.job import Job

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MupscaleError
-from ..families.declarations import Declarations
-from ..families.goal import Goal
+from ..families.config.goal import Goal
+from ..families.types.declarations import Declarations
 from ..files.floats import FLOATS, TORCH_NAMES
 from .noise_words import AUTO
 

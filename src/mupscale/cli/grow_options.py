@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..checkpoints.request import Request
-    from ..families.goal import Goal
+    from ..families.config.goal import Goal
     from ..training.recipe import Recipe
 
 

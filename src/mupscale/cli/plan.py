@@ -20,8 +20,8 @@ from ..checkpoints.base import Base
 from ..checkpoints.grow_checkpoint import plan_growth
 from ..checkpoints.request import Request
 from ..checkpoints.state import has_state, state_bytes
-from ..families.into import experts_are_copies
 from ..families.record import FamilyPlan
+from ..families.types.into import experts_are_copies
 from ..files.directory import Directory
 from ..files.floats import FLOATS, TORCH_NAMES
 from ..files.places import item_size

@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from ..errors import MupscaleError
-from ..families.declarations import Declarations, read_declarations
-from ..families.goal import Goal
+from ..families.config.goal import Goal
+from ..families.types.declarations import Declarations, read_declarations
 from .verb import add_verb, location, path
 
 

@@ -6,10 +6,6 @@ Everything else in this room works on small copies.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +15,7 @@ from ..errors import MupscaleError
 from ..machine import free_memory
 from ..plans.plan import Plan
 from ..storage.location import Location, Url
-from .process import OFFLINE, refusal_of
+from .child import ChildDiedError, ask
 from .record import FamilyPlan
 from .word_losses import WordLosses
 
@@ -156,26 +152,11 @@ def compare_models(
 
 
 def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
-    found = _answer_of_process(request)
-    if "claim" in found:
-        raise refusal_of(found)
-    return found
-
-
-def _answer_of_process(request: Mapping[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", f"{__package__}.loading"],
-        input=json.dumps(request).encode(),
-        env={**os.environ, **OFFLINE},
-        capture_output=True,
-        check=False,
-    )
-    lines = done.stdout.decode(errors="replace").splitlines()
-    if done.returncode or not lines:
-        tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
+    try:
+        return ask("load", request)
+    except ChildDiedError as died:
+        said = (died.said or ["no output"])[-1]
         raise MupscaleError(
-            f"the process that loads the model ended with code {done.returncode}: {tail[0]}",
+            f"the process that loads the model ended with code {died.code}: {said}",
             code="model.loading_process_died",
-        )
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+        ) from None

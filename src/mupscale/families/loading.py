@@ -1,12 +1,7 @@
-"""The process that loads real weights: a request on standard input, an answer as the last line of standard output.
-
-Its other end is `loaded.py`, which says what the requests are.
-"""
+"""What the process that loads real weights does; its other end is `loaded.py`, which says what the requests are."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -26,10 +21,9 @@ from ..plans.wide_model import fill_model_
 from ..proofs.identity import Loss, compared
 from ..training.grow.auto_noise import AutoNoise, choose_noise
 from ..training.grow.loss_rise import measured
-from .losses import batch_for, loss_for
+from .copy.losses import batch_for, loss_for
 from .measures import Measure, measure_for
 from .models import config_from, model_class, quiet, read_config
-from .process import refusal_answer
 from .word_losses import over_words, word_losses
 
 
@@ -134,18 +128,6 @@ def _compare(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request asks for, or why it is refused."""
+    """The task "load" of a child: what a request asks for."""
     asked = {"stored": _stored, "planned": _planned, "noise": _choose, "compare": _compare}[request["ask"]]
-    try:
-        return asked(request)
-    except MupscaleError as error:
-        return refusal_answer(error)
-
-
-def main() -> None:
-    """Entry point of the child: a request on standard input, an answer as the last line of standard output."""
-    print("\n" + json.dumps(answer(json.loads(sys.stdin.read()))))
-
-
-if __name__ == "__main__":
-    main()
+    return asked(request)

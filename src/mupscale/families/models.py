@@ -26,8 +26,8 @@ from ..models.names import name_in
 from ..storage.location import Location, Url, location
 from ..storage.looking import is_dir
 from ..tensors.random_states import forked
-from .rows import row_for
-from .symbols import evaluate
+from .types.rows import row_for
+from .types.symbols import evaluate
 
 Config = Any
 """A transformers configuration; its package is imported only where it is used."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path as File
 from typing import Any
 
@@ -20,17 +20,18 @@ from ..extras import needs
 from ..files.directory import has_weights, read_directory
 from ..models.names import pattern_of
 from ..noise.where import exempt_of
+from ..planning.search.search import Found
 from ..plans.plan import Plan
 from ..tensors.devices import on_cpu
-from .configs import Path, edits, following, nested_configs, with_edits
-from .declarations import Declarations
-from .depth import deepened, depth_of, new_blocks, refuse_spelling, try_blocks
-from .experts import entered, experts_plan, refuse_wider, small_copies, try_experts
-from .export import check_export, wide_of
-from .goal import Goal
-from .grown import refuse_nothing
-from .lift import Tensors, lift
-from .losses import NoBatchError
+from .config.goal import Goal
+from .config.grown import refuse_nothing
+from .config.multipliers import Multipliers
+from .config.nested import edits, following, nested_configs, with_edits
+from .copy.lift import Tensors
+from .copy.losses import NoBatchError
+from .copy.shrink import count, goals_of, growth, growth_of, shrunk
+from .copy.small_search import TOKENS, search_small
+from .copy.trial import End
 from .models import (
     Config,
     as_data,
@@ -42,15 +43,17 @@ from .models import (
     on_meta,
     read_config,
 )
-from .multipliers import Multipliers
-from .padded import refuse_layer_norms, try_other_size
 from .reading import reading_of
 from .record import Evidence, FamilyPlan
-from .rows import ROWS
-from .shrink import count, growth, growth_of
-from .small_search import TOKENS, declared_layouts, search_small
+from .steps.compose import compose, whole_plan
+from .steps.depth import refuse_spelling
+from .steps.experts import Mixture
+from .steps.step import Chain
+from .steps.width import Width, refuse_layer_norms, try_other_size
 from .stored import stored_parts
-from .tables import edits_of, more_of, table_plan, try_more, with_more
+from .types.declarations import Declarations
+from .types.export import check_export
+from .types.rows import ROWS
 
 
 @contextmanager
@@ -98,86 +101,107 @@ def family_plan(
         base = config_from(raw)
     cls = model_class(base, architecture)
     check_export(export)
+    start = End(base, cls)
+    _refuse_both(to, export)
+    chain, width = compose(start, goal), Width(goal, export, declared)
+    wide = width.end(chain.last)
+    if not chain.steps:
+        refuse_nothing(as_data(start.config), goal)
+    wide_model = on_meta(*wide)
+    base_model = chain.models[0]
+    copy = _found_on_copy(chain, width, Tensors.of(wide_model))
+    source = copy.found.plan, copy.found.powers
+    plan, powers = whole_plan(chain, copy.plans, width, source, Tensors.of(wide_model))
+    worst = max(copy.found.worst, copy.chain.tried())
+    small = copy.chain.start.config
+    parts = stored_parts(factory(cls)(small), Tensors.of(base_model).shapes)
+    reading = reading_of(base_model, _stored_names(config) if stored is None else stored, parts)
+    if any(step.makes_tensors for step in chain.steps):
+        refuse_spelling(plan, parts, reading)
+    return FamilyPlan(
+        model_type=base.model_type,
+        architecture=cls.__name__,
+        wide_architecture=wide.cls.__name__,
+        goal=goal,
+        base_config=raw,
+        wide_config=_wide_data(raw, chain, wide, width),
+        plan=plan,
+        evidence=_evidence(base, cls, copy, worst, started),
+        small_config=as_data(small),
+        small_goal=copy.goal,
+        powers=powers,
+        not_stored=tuple(not_stored(wide_model)),
+        notes=tuple(_notes(plan)),
+        export=export,
+        stored=parts,
+        reading=reading,
+        exempt=exempt_of(wide_model, plan, "wide"),
+        declared=declared,
+        new_blocks=tuple(block for step in chain.steps for block in step.new_blocks),
+    )
+
+
+def _refuse_both(to: str | None, export: str | None) -> None:
+    """Raise if a model is to be exported and to get something new."""
     if to is not None and export is not None:
         what = f"{export}, and --to {to}: what --to adds is added in the base's own class"
         raise_faults(
             "a model is exported or grows deeper",
             [Fault("goal.export_and_growth", "--export", what, "leave one of them out")],
         )
-    refuse_wider(goal)
-    mixture = None if goal.to.experts is None else entered(base, cls, goal.to.experts)
-    first, own = (base, cls) if mixture is None else (mixture.config, mixture.cls)
-    more = more_of(as_data(first), goal.to)
-    longer = with_more(first, more) if more else first
-    depth = depth_of(as_data(longer), goal.to) if goal.to.layers else None
-    start = longer if depth is None else deepened(longer, depth)
-    wide, wide_cls = wide_of(start, goal, export, own)
-    if depth is None and mixture is None and not more:
-        refuse_nothing(as_data(start), goal)
-    wide_model = on_meta(wide, wide_cls)
-    base_model = on_meta(base, cls)
-    short = base_model if first is base else on_meta(first, own)
-    tables = table_plan(short, first, more, own) if more else None
-    unwidened = base_model if start is base else on_meta(start, own)
-    base_end, wide_end = Tensors.of(unwidened), Tensors.of(wide_model)
-    kept = growth(base_end.shapes, wide_end.shapes) if mixture is None else growth_of(base, goal, cls)
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """What a small copy has shown."""
+
+    chain: Chain
+    """What the copy becomes before its width grows."""
+    goal: Goal
+    """How wide it becomes."""
+    plans: list[Plan]
+    """The plans of the full model's steps."""
+    found: Found
+    """The plan of the copy's width."""
+
+
+def _found_on_copy(chain: Chain, width: Width, wide: Tensors) -> _Copy:
+    """Search on a small copy of the start of a chain, which is made in the class that the base has."""
+    (start, cls), goal = chain.start, width.goal
+    base = Tensors.of(chain.models[-1])
+    kept = growth(base.shapes, wide.shapes) if chain.last.cls is cls else growth_of(start, goal, cls)
+
+    def searched(gently: bool) -> _Copy:
+        small = shrunk(start, goal, cls, kept, gently)
+        copy = chain.small(End(small, cls))
+        experts = next((step.experts for step in copy.steps if isinstance(step, Mixture)), None)
+        goals = [
+            replace(one, to=one.to._replace(experts=experts))
+            for one in goals_of(goal, as_data(start), as_data(small))
+        ]
+        refuse_layer_norms(fresh(*copy.own), base, wide)
+        plans = chain.plans(copy)
+        own, own_cls = copy.own
+        found = search_small(own, goals[0], own_cls, width.export, width.declared)
+        for other in goals[1:]:
+            found = replace(found, worst=max(found.worst, try_other_size(found, own, other, own_cls)))
+        return _Copy(copy, goals[0], plans, found)
+
     try:
-        copy = small_copies(base, goal, cls, kept)
-        refuse_layer_norms(fresh(copy.first, own), base_end, wide_end)
-        found = search_small(copy.first, copy.goals[0], own, export, declared)
+        return searched(gently=False)
     except NoBatchError:  # a model may build at sizes at which it does not run
-        copy = small_copies(base, goal, cls, kept, gently=True)
-        found = search_small(copy.first, copy.goals[0], own, export, declared)
-    for other in copy.goals[1:]:
-        found = replace(found, worst=max(found.worst, try_other_size(found, copy.first, other, own)))
-    layouts = declared_layouts(as_data(start), goal, list(wide_end.shapes), declared)
-    plan, powers = lift(found.plan, base_end, wide_end, layouts, found.powers)
-    if depth is not None:
-        found = replace(found, worst=max(found.worst, try_blocks(copy.first, own)))
-        shallow = short if longer is first else on_meta(longer, own)
-        plan = new_blocks(shallow, unwidened, depth, copy.first, own).then(plan)
-    if tables is not None:
-        found = replace(found, worst=max(found.worst, try_more(copy.first, more, own)))
-        plan = tables.then(plan)
-    if mixture is not None and copy.mixture is not None:
-        found = replace(found, worst=max(found.worst, try_experts(copy.small, cls, copy.mixture)))
-        plan = experts_plan(base_model, short, mixture.target).then(plan)
-    plan = replace(plan, proof="copy")
-    structure = {**edits_of(more), **({} if depth is None else depth.edits)}
+        return searched(gently=True)
+
+
+def _evidence(base: Config, cls: Any, copy: _Copy, worst: float, started: float) -> Evidence:
     types = {str(part.get("model_type")) for _, part in nested_configs(as_data(base))}
-    evidence = Evidence(
-        "row" if types & ROWS.keys() else "search",
-        found.trials,
-        found.worst,
-        found.gap,
-        count(Tensors.of(on_meta(copy.small, cls)).shapes),
-        round(time.monotonic() - started, 3),
-    )
-    parts = stored_parts(factory(cls)(copy.small), Tensors.of(base_model).shapes)
-    names = _stored_names(config) if stored is None else stored
-    reading = reading_of(base_model, names, parts)
-    if depth is not None or mixture is not None:
-        refuse_spelling(plan, parts, reading)
-    return FamilyPlan(
-        base.model_type,
-        cls.__name__,
-        wide_cls.__name__,
-        goal,
-        raw,
-        _wide_data(raw, start, wide, goal, export, structure) if mixture is None else _written(wide),
-        plan,
-        evidence,
-        as_data(copy.small),
-        copy.goals[0],
-        powers,
-        tuple(not_stored(wide_model)),
-        tuple(_notes(plan)),
-        export,
-        parts,
-        reading,
-        exempt_of(wide_model, plan, "wide"),
-        declared,
-        () if depth is None else depth.new,
+    return Evidence(
+        source="row" if types & ROWS.keys() else "search",
+        trials=copy.found.trials,
+        worst_gradient=worst,
+        loss_gap=copy.found.gap,
+        parameters=count(Tensors.of(on_meta(copy.chain.start.config, cls)).shapes),
+        seconds=round(time.monotonic() - started, 3),
     )
 
 
@@ -193,25 +217,15 @@ def _stored_names(config: Mapping[str, Any] | str | File) -> Sequence[str]:
     return list(read_directory(config).tensors)
 
 
-def _wide_data(
-    raw: Mapping[str, Any],
-    base: Config,
-    wide: Config,
-    goal: Goal,
-    export: str | None,
-    structure: Mapping[Path, Any],
-) -> dict[str, Any]:
-    """The content of the wide config.json: the base's fields with those that grow replaced, or Granite's fields.
-
-    `structure` are the fields of new blocks, words and positions.
-    """
-    if export == "granite":
-        return _written(wide)
-    changed = edits(as_data(base), goal)
-    written = with_edits(raw, {**structure, **changed})
+def _wide_data(raw: Mapping[str, Any], chain: Chain, wide: End, width: Width) -> dict[str, Any]:
+    """The content of the wide config.json: the base's fields with those that grow replaced, or all of another class."""
+    if width.export == "granite" or chain.last.cls is not chain.start.cls:
+        return _written(wide.config)
+    changed = edits(as_data(chain.last.config), width.goal)
+    written = with_edits(raw, {**chain.edits, **changed})
     written = with_edits(written, following(written))
     # A field that is left out (for example a head size) may be derived from one that grew, so it is written.
-    ends = dict(nested_configs(as_data(wide)))
+    ends = dict(nested_configs(as_data(wide.config)))
     for path, part in nested_configs(as_data(config_from(written))):
         derived = {
             (*path, key): ends[path][key]

@@ -1,32 +1,20 @@
-"""Plan in a separate process: model code is heavy, may crash or hang, and a writer must not import it.
+"""Plan in a separate process, and what can be done instead where a plan is refused.
 
-The child reads one JSON request and writes one JSON answer; a refusal comes back as the same error, with all its
-faults. No network, no code from checkpoints.
+`plan_in_process` asks, and `answer` is what the child does; `child.py` carries the request and the answer.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, MupscaleError
-from .declarations import Declarations
-from .multipliers import TOWERS, parse_multipliers
+from .child import ChildDiedError, ask
+from .config.multipliers import TOWERS, parse_multipliers
 from .record import FamilyPlan
-
-# Planning reads a configuration and builds stock classes; it never needs the network.
-OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
+from .types.declarations import Declarations
 
 
 def plan_in_process(
@@ -52,55 +40,25 @@ def plan_in_process(
         "declared": None if declared is None else declared.as_json(),
         "steps": steps,
     }
-    with tempfile.TemporaryDirectory(prefix="mupscale-plan-") as folder:
-        question, answer = Path(folder, "request.json"), Path(folder, "answer.json")
-        question.write_text(json.dumps(request), encoding="utf-8")
-        command = [sys.executable, "-m", "mupscale.families.process", str(question), str(answer)]
-        try:
-            done = subprocess.run(
-                command,
-                env={**os.environ, **OFFLINE},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise MupscaleError(
-                f"planning took longer than {timeout:.0f} s and was stopped; run it again on a less busy machine",
-                code="plan.took_too_long",
-            ) from None
-        if not answer.exists():
-            tail = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
-            raise MupscaleError(
-                f"the planning process ended with code {done.returncode} and no answer",
-                [
-                    Fault(
-                        "plan.process_died",
-                        "last lines of its stderr",
-                        " / ".join(tail) or "none",
-                        _remedy(done.returncode),
-                    )
-                ],
-            )
-        found = json.loads(answer.read_text(encoding="utf-8"))
-    if "claim" in found:
-        raise refusal_of(found)
-    return FamilyPlan.of_json(found)
-
-
-def refusal_answer(error: MupscaleError) -> dict[str, Any]:
-    """A refusal as the answer of a process.
-
-    >>> refusal_of(refusal_answer(MupscaleError("nothing grows", code="goal.nothing_grows"))).code
-    'goal.nothing_grows'
-    """
-    return {"claim": error.claim, "code": error.code, "faults": [list(fault) for fault in error.faults]}
-
-
-def refusal_of(answer: Mapping[str, Any]) -> MupscaleError:
-    """The refusal that a process has answered with."""
-    return MupscaleError(answer["claim"], [Fault(*fault) for fault in answer["faults"]], code=answer["code"])
+    try:
+        return FamilyPlan.of_json(ask("plan", request, timeout))
+    except subprocess.TimeoutExpired:
+        raise MupscaleError(
+            f"planning took longer than {timeout:.0f} s and was stopped; run it again on a less busy machine",
+            code="plan.took_too_long",
+        ) from None
+    except ChildDiedError as died:
+        raise MupscaleError(
+            f"the planning process ended with code {died.code} and no answer",
+            [
+                Fault(
+                    "plan.process_died",
+                    "last lines of its stderr",
+                    " / ".join(died.said) or "none",
+                    _remedy(died.code),
+                )
+            ],
+        ) from None
 
 
 def with_ways(error: MupscaleError, ways: Sequence[Fault]) -> MupscaleError:
@@ -121,7 +79,8 @@ def _remedy(code: int) -> str:
     return "code -9 is a kill, most often for lack of memory: free some" if code == -9 else ""
 
 
-def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The task "plan" of a child: the proved plan, or a refusal that says what can be done instead."""
     try:
         import torch
 
@@ -140,16 +99,16 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         )
         return (prove(family, request["steps"]) if request["steps"] else family).as_json()
     except MupscaleError as error:
-        return refusal_answer(with_ways(error, _nearest(request)))
+        raise with_ways(error, _nearest(request)) from None
     except ModuleNotFoundError as error:
         claim = f"planning needs {error.name}: pip install 'mupscale[hf]'"
-        return refusal_answer(MupscaleError(claim, code="extra.missing"))
+        raise MupscaleError(claim, code="extra.missing") from None
     except Exception as error:
         text = str(error).strip().splitlines()
         what = f"{type(error).__name__}: {text[0][:300] if text else ''}"
         remedy = "build the model from this config.json with transformers alone, to see whether that works"
         fault = Fault("model.code_failed", "model", what, remedy)
-        return refusal_answer(MupscaleError("the model's code failed while it was planned", [fault]))
+        raise MupscaleError("the model's code failed while it was planned", [fault]) from None
 
 
 def _nearest(request: Mapping[str, Any]) -> list[Fault]:
@@ -180,16 +139,3 @@ def _nearest(request: Mapping[str, Any]) -> list[Fault]:
             f"write -k {multipliers}",
         )
     ]
-
-
-def main(arguments: list[str]) -> None:
-    """Entry point of the child: a request file, an answer file."""
-    question, answer = map(Path, arguments)
-    found = _answer(json.loads(question.read_text(encoding="utf-8")))
-    partial = answer.with_suffix(".part")
-    partial.write_text(json.dumps(found), encoding="utf-8")
-    partial.replace(answer)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -7,7 +7,7 @@ nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,15 +24,13 @@ from ..runs.run import Run
 from ..tensors.differences import curve_gap
 from ..tensors.random_states import forked
 from ..training.check.verify import verify
-from .depth import deepened, new_blocks, small_depth, width_part
-from .experts import entered, experts_plan
-from .export import wide_of
-from .lift import Tensors, lift
-from .losses import another_batch, find_batch, growing_outputs, loss_on
-from .models import as_data, config_from, factory, model_class, on_meta
+from .copy.lift import Tensors
+from .copy.losses import another_batch, find_batch, growing_outputs, loss_on
+from .copy.trial import End
+from .models import config_from, factory, model_class, on_meta
 from .record import FamilyPlan
-from .small_search import declared_layouts
-from .tables import more_of, small_more, table_plan, with_more
+from .steps.compose import compose, whole_plan
+from .steps.width import Width, width_part
 
 _BEFORE = 3
 """Steps before growing, so that there is optimizer state to carry over."""
@@ -55,27 +53,13 @@ def small_copy(family: FamilyPlan, batches: int) -> Copy:
     """Both ends of the small copy with random weights, and a loss for each of several batches."""
     small = config_from(family.small_config)
     cls = model_class(small, family.architecture)
-    experts = family.small_goal.to.experts
-    mixture = None if experts is None else entered(small, cls, experts)
-    first, own = (small, cls) if mixture is None else (mixture.config, mixture.cls)
-    full = more_of(as_data(config_from(family.base_config)), family.goal.to)
-    more = small_more(as_data(first), full)
-    longer = with_more(first, more) if more else first
-    depth = small_depth(longer) if family.new_blocks else None
-    start = longer if depth is None else deepened(longer, depth)
-    wide, wide_cls = wide_of(start, family.small_goal, family.export, own)
-    unwidened = on_meta(start, own)
-    ends = Tensors.of(unwidened), Tensors.of(on_meta(wide, wide_cls))
-    layouts = declared_layouts(as_data(first), family.small_goal, list(ends[1].shapes), family.declared)
-    width = family.plan if start is small else width_part(family.plan)
-    plan, _ = lift(width, *ends, layouts, family.powers)
-    if depth is not None:
-        plan = new_blocks(on_meta(longer, own), unwidened, depth, first, own).then(plan)
-    if more:
-        plan = table_plan(on_meta(first, own), first, more, own).then(plan)
-    if mixture is not None:
-        plan = experts_plan(on_meta(small, cls), on_meta(first, own), mixture.target).then(plan)
-    plan = replace(plan, proof="copy")
+    full = compose(End(config_from(family.base_config), cls), family.goal)
+    chain = full.small(End(small, cls))
+    width = Width(family.small_goal, family.export, family.declared)
+    wide, wide_cls = width.end(chain.last)
+    source = width_part(family.plan) if chain.steps else family.plan, family.powers
+    ends = Tensors.of(on_meta(wide, wide_cls))
+    plan, _ = whole_plan(chain, chain.plans(chain), width, source, ends)
     make, make_wide = factory(cls, seed=1), factory(wide_cls, seed=1)
     with forked(seed=1):
         base, other = cast_(make(small), torch.float64), cast_(make_wide(wide), torch.float64)

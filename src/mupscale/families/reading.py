@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from torch import nn
 
-from .lift import Tensors
+from .copy.lift import Tensors
 from .models import not_stored
 from .record import Part, Reading
 

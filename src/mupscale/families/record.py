@@ -18,8 +18,8 @@ from ..noise.where import Exempt
 from ..plans.plan import Plan
 from ..plans.rows import old_words
 from ..plans.tensor_plan import Powers
-from .declarations import Declarations
-from .goal import Goal
+from .config.goal import Goal
+from .types.declarations import Declarations
 
 FORMAT = "mupscale family plan 1"
 

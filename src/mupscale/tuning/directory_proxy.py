@@ -23,11 +23,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import Fault, raise_faults
 from ..families.batches import loss_of_batch
-from ..families.goal import Goal
-from ..families.grown import grown
+from ..families.config.goal import Goal
+from ..families.config.grown import grown
+from ..families.config.multipliers import EVERY
+from ..families.config.narrow import divisors, hidden_size, narrowed
 from ..families.models import Config, as_data, config_from, model_class, on_meta, quiet, read_config
-from ..families.multipliers import EVERY
-from ..families.narrow import divisors, hidden_size, narrowed
 from ..families.plan import family_plan
 from ..models.names import pattern_of
 from ..plans.backward import backward

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, raise_faults
+from ..families.config.narrow import proxy_width
 from ..families.models import on_meta
-from ..families.narrow import proxy_width
 from ..machine import free_memory
 from ..rules.schemes import RISE
 from ..runs.growth_record import read_about

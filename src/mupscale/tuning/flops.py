@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..families.losses import tensors_in
+from ..families.copy.losses import tensors_in
 from ..models.build import build
 
 TRAINING = 6

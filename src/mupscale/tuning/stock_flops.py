@@ -17,17 +17,17 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..families.goal import Goal
-from ..families.grown import grown
+from ..families.config.fields import FIELDS
+from ..families.config.goal import Goal
+from ..families.config.grown import grown
+from ..families.config.multipliers import EVERY
+from ..families.config.narrow import proxy_width
 from ..families.models import Config, as_data, config_from, model_class, on_meta, quiet, read_config
-from ..families.multipliers import EVERY
-from ..families.narrow import proxy_width
-from ..families.symbols import symbols
+from ..families.types.symbols import symbols
 from .flops import Step, count, quadratic, transformer_flops
 
 _OTHER_INPUTS = ("pixel_values", "input_values", "input_features", "decoder_input_ids")
 _FILE = "write a Python file with build(width) and inputs(), and name that"
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 class StockModel:
@@ -149,7 +149,7 @@ def _formula(model: nn.Module, config: Config, context: int) -> int:
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     multiplied = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     names = symbols(as_data(config))
-    experts = next((names[n] for n in _EXPERTS if type(names.get(n)) is int), None)
+    experts = next((names[n] for n in FIELDS["experts"].main if type(names.get(n)) is int), None)
     used = names.get("num_experts_per_tok")
     share = Fraction(used, experts) if experts and type(used) is int else Fraction(1)
     total = Fraction(0)

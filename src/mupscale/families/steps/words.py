@@ -8,32 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-import torch
 from torch import nn
 
-from ..errors import Fault, raise_faults
-from ..models.float64 import cast_, lifted_casts
-from ..models.kinds import padding_rows
-from ..models.names import pattern_of
-from ..models.need import Need
-from ..plans.direction import Direction
-from ..plans.plan import Plan
-from ..plans.rows import old_words, row_plan
-from ..plans.tensor_plan import Rows
-from ..plans.wide_model import fill_model_
-from ..proofs.identity import GRADIENT_TOLERANCE, compared
-from ..tensors.random_states import forked
-from .configs import Path, nested_configs, with_edits
-from .losses import batch_for, loss_for
-from .models import Config, as_data, config_from, factory, on_meta
-from .multipliers import To, counted
+from ...errors import Fault, raise_faults
+from ...models.kinds import padding_rows
+from ...models.need import Need
+from ...plans.plan import Plan
+from ...plans.rows import row_plan
+from ...plans.tensor_plan import Rows
+from ..config.fields import FIELDS
+from ..config.multipliers import To, counted
+from ..config.nested import Path, nested_configs, with_edits
+from ..copy.trial import End, Trial
+from ..models import Config, as_data, config_from, on_meta
+from .step import Step
 
-_FIELDS: Mapping[Rows, tuple[str, ...]] = {
-    "words": ("vocab_size",),
-    "positions": ("max_position_embeddings", "n_positions"),
-}
 _GOALS: Mapping[Rows, str] = {"words": "vocab", "positions": "positions"}
 _FEW: Mapping[Rows, int] = {"words": 5, "positions": 9}
 """How many more a small copy gets; odd, so that no width is taken for them."""
@@ -70,11 +62,11 @@ def more_of(data: Mapping[str, Any], to: To) -> list[More]:
             (*path, key)
             for path, part in nested_configs(data)
             for key, value in part.items()
-            if key in _FIELDS[rows] and type(value) is int
+            if key in FIELDS[rows].grows and type(value) is int
         ]
         if len(where) != 1:
             names = ", ".join(".".join(path) for path in where) or "no field"
-            what = f"this configuration counts {rows} in {names}, expected one of {', '.join(_FIELDS[rows])}"
+            what = f"this configuration counts {rows} in {names}, expected one of {', '.join(FIELDS[rows].grows)}"
             faults.append(
                 Fault("goal.rows_not_counted_once", f"--to {_GOALS[rows]}", what, f"leave {_GOALS[rows]} out")
             )
@@ -118,7 +110,7 @@ def with_more(config: Config, more: list[More]) -> Config:
     return made
 
 
-def table_plan(base: nn.Module, config: Config, more: list[More], cls: Any) -> Plan:
+def table_plan(base: nn.Module, config: Config, cls: Any, more: list[More]) -> Plan:
     """The plan from a model to the one with more words and positions, both of one width; models may be on the meta device."""
     plan: Plan | None = None
     for each in more:
@@ -203,27 +195,47 @@ def _rope_kinds(rope: Any) -> set[str]:
     return set().union(*inner, {str(own)} if own is not None else set())
 
 
-def try_more(small: Config, full: list[More], cls: Any) -> float:
-    """Try a few more rows on the small copy: the worst gradient error; raises where the base's run would not continue."""
-    more = small_more(as_data(small), full)
-    make = factory(cls)
-    with forked(seed=0):
-        base = cast_(make(small), torch.float64)
-        other = cast_(make(with_more(small, more)), torch.float64)
-    plan = table_plan(base, small, more, cls)
-    fill_model_(other, base, Direction(plan), in_place=True)
-    with lifted_casts():
-        loss = loss_for(base, other, batch_for(base, small), old_words(plan))
-        measured = compared(base, other, plan, loss)
-    gap, (name, worst) = measured.gap, measured.identity.worst
-    if not max(gap, worst) <= GRADIENT_TOLERANCE:
-        kinds = " and ".join(each.rows for each in more)
-        what = f"with more {kinds} the loss over the base's words is off by {gap:.1e}, and its gradient by {worst:.1e}"
-        raise_faults(
-            f"this model cannot have more {kinds}",
-            [Fault("family.rows_change_the_loss", pattern_of(name), what)],
-        )
-    return worst
+@dataclass(frozen=True)
+class Words(Step):
+    """More words, more positions, or both: rows of zeros in the tables of a model."""
+
+    more: list[More]
+
+    @staticmethod
+    def of(start: End, to: To) -> Words | None:
+        """The rows that a goal adds; None where it adds none."""
+        more = more_of(as_data(start.config), to)
+        return Words(start, more) if more else None
+
+    @cached_property
+    def end(self) -> End:
+        return End(with_more(self.start.config, self.more), self.start.cls)
+
+    @property
+    def edits(self) -> Mapping[Path, Any]:
+        return edits_of(self.more)
+
+    @property
+    def makes_tensors(self) -> bool:
+        return False
+
+    def plan(self, base: nn.Module, wide: nn.Module, copy: End) -> Plan:
+        return table_plan(base, *self.start, self.more)
+
+    def small(self, copy: End) -> Words:
+        return Words(copy, small_more(as_data(copy.config), self.more))
+
+    def judged(self, done: Trial) -> float:
+        """Raises unless a loss over the base's words has the base's gradients."""
+        found = done.measured()
+        if not found.exact:
+            kinds = " and ".join(each.rows for each in self.more)
+            what = f"with more {kinds} the loss over the base's words is off by {found.gap:.1e}, and its gradient by {found.worst:.1e}"
+            raise_faults(
+                f"this model cannot have more {kinds}",
+                [Fault("family.rows_change_the_loss", found.where, what)],
+            )
+        return found.worst
 
 
 def _at(data: Mapping[str, Any], path: Path) -> Any:

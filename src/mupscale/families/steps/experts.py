@@ -18,42 +18,28 @@ the first step on, so the training is another one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-import torch
 from torch import nn
 
-from ..errors import Fault, raise_faults
-from ..models.float64 import cast_, lifted_casts
-from ..models.names import Kind, named_tensors, unique_tensors
-from ..plans.direction import Direction
-from ..plans.plan import Plan
-from ..plans.tensor_plan import TensorPlan
-from ..plans.wide_model import fill_model_
-from ..proofs.identity import GRADIENT_TOLERANCE, Loss, compared
-from ..rules.axes import Axis
-from ..tensors.random_states import forked
-from .depth import wake_new_
-from .goal import Goal
-from .into import Target, target_of, with_experts
-from .losses import batch_for, loss_for
-from .models import Config, as_data, config_from, factory, model_class
-from .multipliers import Experts
-from .shrink import Growth, goals_of, shrunk
+from ...errors import Fault, raise_faults
+from ...models.names import Kind, named_tensors, unique_tensors
+from ...plans.plan import Plan
+from ...plans.tensor_plan import TensorPlan
+from ...proofs.identity import GRADIENT_TOLERANCE
+from ...rules.axes import Axis
+from ..config.goal import Goal
+from ..config.multipliers import Experts, To
+from ..copy.trial import End, Trial
+from ..models import as_data, config_from, model_class
+from ..types.into import Target, target_of, with_experts
+from .step import Step
 
 _CLAIM = "this model cannot get experts exactly"
 _MOST = 4
 """Experts of a small copy: enough for a router to choose two of them and leave others out."""
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """A dense configuration in a class with experts, at its own width and depth."""
-
-    config: Config
-    cls: Any
-    target: Target
 
 
 def refuse_wider(goal: Goal) -> None:
@@ -62,14 +48,6 @@ def refuse_wider(goal: Goal) -> None:
         what = "feed-forward layers would grow too, and expert_ffn is the width of experts in the result"
         remedy = "name the other widths, as -k hidden=2,heads=2,kv_heads=2"
         raise_faults(_CLAIM, [Fault("experts.ffn_grows_too", "ffn", what, remedy)])
-
-
-def entered(config: Config, cls: Any, experts: Experts) -> Mixture:
-    """The dense model as one with experts; refused where no class holds it exactly."""
-    data = as_data(config)
-    target = target_of(data, cls.__name__, experts)
-    made = config_from(with_experts(data, target, experts))
-    return Mixture(made, model_class(made, target.architecture), target)
 
 
 def small_experts(experts: Experts, full: Mapping[str, Any], small: Mapping[str, Any]) -> Experts:
@@ -84,30 +62,6 @@ def small_experts(experts: Experts, full: Mapping[str, Any], small: Mapping[str,
     top_k = count if experts.top_k == experts.number else min(experts.top_k, 2)
     divisor = max((n for n in range(1, ffn // 2 + 1) if ffn % n == 0), default=1)
     return Experts(count, top_k, ffn if experts.ffn == full["intermediate_size"] else divisor, experts.into)
-
-
-class SmallCopy(NamedTuple):
-    """The small copy of a model, and what it becomes before its width grows."""
-
-    small: Config
-    goals: list[Goal]
-    mixture: Mixture | None
-
-    @property
-    def first(self) -> Config:
-        """The copy with its experts, or the copy itself."""
-        return self.small if self.mixture is None else self.mixture.config
-
-
-def small_copies(config: Config, goal: Goal, cls: Any, kept: Growth, gently: bool = False) -> SmallCopy:
-    """The small copy of a configuration, with the goals by which it grows as the full model does."""
-    small = shrunk(config, goal, cls, kept, gently)
-    goals = goals_of(goal, as_data(config), as_data(small))
-    if goal.to.experts is None:
-        return SmallCopy(small, goals, None)
-    experts = small_experts(goal.to.experts, as_data(config), as_data(small))
-    goals = [replace(one, to=one.to._replace(experts=experts)) for one in goals]
-    return SmallCopy(small, goals, entered(small, cls, experts))
 
 
 def experts_plan(base: nn.Module, wide: nn.Module, target: Target) -> Plan:
@@ -167,31 +121,51 @@ def _before(name: str, ending: str) -> str:
     return name.removesuffix(ending) if name.endswith(f".{ending}") else ""
 
 
-def try_experts(small: Config, cls: Any, mixture: Mixture) -> float:
-    """Try the plan on a small copy: the worst gradient error; raises unless experts sleep, and wake silently."""
-    with forked(seed=0):
-        base = cast_(factory(cls)(small), torch.float64)
-        wide = cast_(factory(mixture.cls)(mixture.config), torch.float64)
-    plan = experts_plan(base, wide, mixture.target)
-    fill_model_(wide, base, Direction(plan), in_place=True)
-    with lifted_casts():
-        loss = loss_for(base, wide, batch_for(base, small))
-        worst = _check_asleep(base, wide, plan, loss)
-    wake_new_(wide, base, plan)
-    with lifted_casts():
-        _check_woken(base, wide, plan, loss)
-    return worst
+@dataclass(frozen=True)
+class Mixture(Step):
+    """A dense model in a class with experts, at its own width and depth."""
+
+    experts: Experts
+    target: Target
+
+    @staticmethod
+    def of(start: End, to: To) -> Mixture | None:
+        """The experts that a goal adds; None where it adds none. Refused where no class holds the dense model exactly."""
+        return None if to.experts is None else Mixture.in_class(start, to.experts)
+
+    @staticmethod
+    def in_class(start: End, experts: Experts) -> Mixture:
+        return Mixture(start, experts, target_of(as_data(start.config), start.cls.__name__, experts))
+
+    @cached_property
+    def end(self) -> End:
+        made = config_from(with_experts(as_data(self.start.config), self.target, self.experts))
+        return End(made, model_class(made, self.target.architecture))
+
+    def plan(self, base: nn.Module, wide: nn.Module, copy: End) -> Plan:
+        return experts_plan(base, wide, self.target)
+
+    def small(self, copy: End) -> Mixture:
+        full, small = as_data(self.start.config), as_data(copy.config)
+        return Mixture.in_class(copy, small_experts(self.experts, full, small))
+
+    def judged(self, done: Trial) -> float:
+        """Raises unless experts sleep, and wake silently."""
+        worst = _check_asleep(done)
+        done.wake_()
+        _check_woken(done)
+        return worst
 
 
-def _check_asleep(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> float:
+def _check_asleep(done: Trial) -> float:
     """The worst gradient error; raises unless the loss is the base's, and no gradient reaches what is new."""
-    found = compared(base, wide, plan, loss)
+    found = done.compared()
     if not found.agrees:
         what = f"the loss differs by {found.gap:.1e} in the class with experts: it computes something else"
-        raise_faults(_CLAIM, [Fault("experts.loss_differs", type(wide).__name__, what)])
+        raise_faults(_CLAIM, [Fault("experts.loss_differs", type(done.wide).__name__, what)])
     errors = found.identity.errors
     wrong = [name for name, error in errors.items() if not error <= GRADIENT_TOLERANCE]
-    awake = [name for name in wrong if plan[name].new]
+    awake = [name for name in wrong if done.plan[name].new]
     faults = [
         Fault("experts.moved_before_waking", name, "new, and training would move it before it wakes")
         for name in awake
@@ -205,13 +179,13 @@ def _check_asleep(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> f
     return max(errors.values(), default=0.0)
 
 
-def _check_woken(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> None:
+def _check_woken(done: Trial) -> None:
     """Raise unless the woken model has the base's loss, and gradients reach the downs of its experts."""
-    found = compared(base, wide, plan, loss)
+    found = done.compared()
     if not found.agrees:
         what = f"waking experts changes the loss by {found.gap:.1e}, expected 0"
-        raise_faults(_CLAIM, [Fault("experts.waking_changes_loss", type(wide).__name__, what)])
-    quiet = [name for name, entry in plan.tensors.items() if entry.quiet]
+        raise_faults(_CLAIM, [Fault("experts.waking_changes_loss", type(done.wide).__name__, what)])
+    quiet = [name for name, entry in done.plan.tensors.items() if entry.quiet]
     asleep = [name for name in quiet if (grad := found.wide.grads[name]) is None or not grad.any()]
     raise_faults(
         _CLAIM,

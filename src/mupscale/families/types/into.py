@@ -1,7 +1,7 @@
 """Classes with experts that hold a dense model: which of its fields and tensors go where, as data.
 
 The dense feed-forward layer becomes the expert that every token goes to, and routed experts are added next to it. Whether
-a row is right is not taken for granted: `experts.py` tries it on a small copy.
+a row is right is not taken for granted: `steps/experts.py` tries it on a small copy.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import Fault, raise_faults
-from .multipliers import Experts
+from ...errors import Fault, raise_faults
+from ..config.fields import DECODERS
+from ..config.multipliers import Experts
 from .symbols import symbols
 
 Data = Mapping[str, Any]
 _CLAIM = "this model cannot get experts exactly like that"
 # Fields that dense decoders and classes with experts have in common.
 _CARRIED = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_act",
-    "max_position_embeddings", "initializer_range", "rms_norm_eps", "use_cache", "pad_token_id", "bos_token_id",
-    "eos_token_id", "tie_word_embeddings", "rope_parameters", "attention_dropout", "attention_bias", "dtype",
+    *DECODERS, "hidden_size", "num_attention_heads", "num_key_value_heads", "use_cache", "attention_bias",
 )  # fmt: skip
 _GATED = "it multiplies its shared expert by a gate that trains, so that expert is not the dense layer"
 GATED: Mapping[str, str] = dict.fromkeys(("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"), _GATED)

@@ -6,54 +6,31 @@ the new blocks must not change the loss. Knows fields that count layers; a field
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import torch
 from torch import nn
 
-from ..errors import Fault, raise_faults
-from ..models.float64 import cast_, lifted_casts
-from ..models.names import pattern_of
-from ..noise.kinds import SignalNoise
-from ..noise.resolve import resolve_noise
-from ..noise.where import exempt_of
-from ..planning.deeper import check_asleep, check_woken
-from ..plans.direction import Direction
-from ..plans.new_blocks import NewBlocks, Order, block_plan, first_values, nearest, order_of
-from ..plans.plan import Plan
-from ..plans.rows import without_rows
-from ..plans.wide_model import fill_model_
-from ..rules.axes import Axis
-from ..rules.scale import Scale
-from ..tensors.expand import expand_
-from ..tensors.random_states import forked
-from .configs import Path, nested_configs, with_edits
-from .losses import batch_for, loss_for
-from .models import Config, as_data, config_from, factory, fresh
-from .multipliers import To
-from .record import Part, Reading
-from .rows import WRITERS, row_for
-from .shrink import LAYER_COUNTS
+from ...errors import Fault, raise_faults
+from ...models.float64 import lifted_casts
+from ...models.names import pattern_of
+from ...planning.deeper import check_asleep, check_woken
+from ...plans.new_blocks import NewBlocks, Order, block_plan, first_values, nearest, order_of
+from ...plans.plan import Plan
+from ..config.fields import FIELDS, LISTED
+from ..config.multipliers import To
+from ..config.nested import Path, nested_configs, with_edits
+from ..copy.trial import End, Trial
+from ..models import Config, as_data, config_from, fresh
+from ..record import Part, Reading
+from ..types.rows import WRITERS, row_for
+from .step import Step
 
-# Fields that say by a number which layers are of which kind, and the list that says it layer by layer.
-_SPELLED_OUT = {
-    "max_window_layers": "layer_types",
-    "sliding_window_pattern": "layer_types",
-    "_sliding_window_pattern": "layer_types",
-    "full_attention_interval": "layer_types",
-    "no_rope_layer_interval": "no_rope_layers",
-}
 _WIDTH = "mupscale plan BASE -k 2 says whether its width can grow instead"
-_LISTS = frozenset(_SPELLED_OUT.values())
+_LISTS = frozenset(LISTED.values())
 """Lists that are known to hold one entry for every layer."""
-_OTHER_LISTS = re.compile(r"^architectures$|token_ids?$")
-"""Lists that may be as long as there are layers and say nothing about them."""
-_EVERY = re.compile(r"interval|freq|step|pattern")  # of these, 1 means every layer
-_BY_LAYER = re.compile(r"layer|interval|freq|pattern|first_k_dense|sparse_step|depth")
 
 
 @dataclass(frozen=True)
@@ -76,7 +53,7 @@ def _layer_count(data: Mapping[str, Any]) -> tuple[Path, Mapping[str, Any], str]
         (path, part, key)
         for path, part in nested_configs(data)
         for key, value in part.items()
-        if LAYER_COUNTS.match(key) and type(value) is int
+        if FIELDS["layers"].has(key) and type(value) is int
     ]
     if len(counted) != 1:
         names = ", ".join(".".join((*path, key)) for path, _, key in counted) or "none"
@@ -102,7 +79,7 @@ def depth_of(data: Mapping[str, Any], to: To) -> Depth:
     changed: dict[Path, Any] = {(*path, key): to.layers}
     like = nearest(order)
     for name, value in part.items():
-        if isinstance(value, list) and len(value) == layers and not _OTHER_LISTS.search(name):
+        if isinstance(value, list) and len(value) == layers and not FIELDS["other_list"].has(name):
             changed[(*path, name)] = [value[block] for block in like]
     return Depth(order, changed)
 
@@ -138,16 +115,14 @@ def _understood(key: str, value: Any, part: Mapping[str, Any], layers: int) -> b
     if isinstance(value, list) and len(value) == layers:
         # A list of all the layers' own numbers is not one of entries.
         numbers = all(type(entry) is int for entry in value) and sorted(value) == list(range(layers))
-        return (
-            bool(_OTHER_LISTS.search(key)) or key in _LISTS or (bool(_BY_LAYER.search(key)) and not numbers)
-        )
-    if not _BY_LAYER.search(key) or isinstance(value, (bool, float, Mapping, type(None))) or not value:
+        return FIELDS["other_list"].has(key) or key in _LISTS or (FIELDS["by_layer"].has(key) and not numbers)
+    if not FIELDS["by_layer"].has(key) or isinstance(value, (bool, float, Mapping, type(None))) or not value:
         return True
     if isinstance(value, str):
         return len(value) != layers
-    if value == 1 and _EVERY.search(key):
+    if value == 1 and FIELDS["every_nth"].has(key):
         return True
-    listed = part.get(_SPELLED_OUT.get(key, ""))
+    listed = part.get(LISTED.get(key, ""))
     return isinstance(listed, list) and len(listed) == layers
 
 
@@ -176,47 +151,61 @@ def small_depth(small: Config) -> Depth:
     return depth_of(data, To(2 * part[key], tuple(range(part[key]))))
 
 
-def new_blocks(base: nn.Module, deeper: nn.Module, depth: Depth, small: Config, cls: Any) -> Plan:
-    """The plan from a model to the deeper one, both of one width; `small` shows what fresh vectors hold."""
-    _, part, _ = _layer_count(as_data(small))
+def new_blocks(base: nn.Module, deeper: nn.Module, depth: Depth, copy: End) -> Plan:
+    """The plan from a model to the deeper one, both of one width; a small copy shows what fresh vectors hold."""
+    _, part, _ = _layer_count(as_data(copy.config))
     row = row_for(str(part.get("model_type")))
     biases = [name.removesuffix("weight") + "bias" for name in WRITERS if name.endswith(".weight")]
-    new = NewBlocks(first_values(fresh(small, cls)), tuple(row.silenced) or WRITERS, row.silenced, biases)
+    new = NewBlocks(first_values(fresh(*copy)), tuple(row.silenced) or WRITERS, row.silenced, biases)
     return block_plan(base, deeper, depth.order, new)
 
 
-def try_blocks(small: Config, cls: Any) -> float:
-    """Try new blocks on the small copy: the worst gradient error; raises where they do not sleep, or do not wake silently."""
-    depth = small_depth(small)
-    deeper = deepened(small, depth)
-    make = factory(cls)
-    with forked(seed=0):
-        base, deep = cast_(make(small), torch.float64), cast_(make(deeper), torch.float64)
-    plan = new_blocks(base, deep, depth, small, cls)
-    fill_model_(deep, base, Direction(plan), in_place=True)
-    kind = str(small.model_type)
-    if not any(entry.quiet for entry in plan.tensors.values()):
-        what = "which weights of a block write into its stream is not known for this type"
-        raise_faults("this model cannot grow deeper", [Fault("depth.writers_unknown", kind, what, _WIDTH)])
-    with lifted_casts():
-        loss = loss_for(base, deep, batch_for(base, small))
-        worst = check_asleep(base, deep, plan, loss, kind, _WIDTH)
-    wake_new_(deep, base, plan)
-    with lifted_casts():
-        check_woken(base, deep, plan, loss, kind, _WIDTH)
-    return worst
+@dataclass(frozen=True)
+class Blocks(Step):
+    """More blocks in a model, which sleep until noise wakes them."""
 
+    depth: Depth
 
-def wake_new_(deep: Any, base: Any, plan: Plan) -> None:
-    """Give the new weights their noise, whose size does not depend on t, and nothing else."""
-    tensors = dict(base.named_parameters())
-    exempt = exempt_of(deep, plan, "wide")
-    noise = resolve_noise(tensors, SignalNoise(0.1), plan=plan, exempt=exempt)
-    with torch.no_grad():
-        for name, parameter in deep.named_parameters():
-            entry = plan[name]
-            if entry.new:
-                expand_(parameter, None, entry.making(noise.tensor(plan.planned(name))))
+    @staticmethod
+    def of(start: End, to: To) -> Blocks | None:
+        """The blocks that a goal adds; None where it adds none."""
+        return Blocks(start, depth_of(as_data(start.config), to)) if to.layers else None
+
+    @cached_property
+    def end(self) -> End:
+        return End(deepened(self.start.config, self.depth), self.start.cls)
+
+    @property
+    def edits(self) -> Mapping[Path, Any]:
+        return self.depth.edits
+
+    @property
+    def new_blocks(self) -> tuple[int, ...]:
+        return self.depth.new
+
+    def plan(self, base: nn.Module, wide: nn.Module, copy: End) -> Plan:
+        """The plan of the new blocks, whose writers must be known; the copy shows what fresh vectors hold."""
+        plan = new_blocks(base, wide, self.depth, copy)
+        if not any(entry.quiet for entry in plan.tensors.values()):
+            what = "which weights of a block write into its stream is not known for this type"
+            kind = str(copy.config.model_type)
+            raise_faults(
+                "this model cannot grow deeper", [Fault("depth.writers_unknown", kind, what, _WIDTH)]
+            )
+        return plan
+
+    def small(self, copy: End) -> Blocks:
+        return Blocks(copy, small_depth(copy.config))
+
+    def judged(self, done: Trial) -> float:
+        """Raises where blocks do not sleep, or do not wake silently."""
+        kind = str(self.start.config.model_type)
+        with lifted_casts():
+            worst = check_asleep(done.base, done.wide, done.plan, done.loss, kind, _WIDTH)
+        done.wake_()
+        with lifted_casts():
+            check_woken(done.base, done.wide, done.plan, done.loss, kind, _WIDTH)
+        return worst
 
 
 def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> None:
@@ -236,28 +225,3 @@ def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> 
         if moved & set(map(pattern_of, part.tensors))
     ]
     raise_faults("this checkpoint cannot get new tensors", faults[:2])
-
-
-def width_part(plan: Plan) -> Plan:
-    """The last part of a plan that gave a model rows, blocks or experts and then made it wider: its width alone."""
-    return replace(
-        plan,
-        tensors={
-            name: replace(
-                without_rows(entry),
-                sources=() if entry.kind == "buffer" and not entry.sources else (name,),
-                axes=tuple(
-                    Axis.fixed(a.wide) if dim == entry.stack else a
-                    for dim, a in enumerate(without_rows(entry).axes)
-                ),
-                cat=None,
-                stack=None,
-                fold=entry.fold * Scale.of(entry.spread),  # only biases that new blocks share are spread
-                spread=Fraction(1),
-                like=None,
-                quiet=False,
-                fill="own" if entry.fill == "own" else "zero",
-            )
-            for name, entry in plan.tensors.items()
-        },
-    )

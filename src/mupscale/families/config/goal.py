@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import Fault, raise_faults
+from ...errors import Fault, raise_faults
+from ..types.symbols import explicit_head_size, symbols
 from .multipliers import EVERY, NOTHING, TOWERS, Experts, Multipliers, To, parse_multipliers, parse_to
-from .symbols import explicit_head_size, symbols
 
 _SHORT = {"hidden": "E", "heads": "H", "kv_heads": "KV"}
 """Widths that `symbols` knows by a short name."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .widths import Width
+from ..config.fields import Width
 
 Fill = Literal["zero", "minus_one"]
 

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from ..errors import Fault, raise_faults
-from .configs import Path, edits, growing_fields, nested_configs, with_edits
+from ...errors import Fault, raise_faults
+from ..models import Config, as_data, config_from
+from ..types.rows import row_for
+from ..types.symbols import evaluate, explicit_head_size, symbols
+from .fields import WIDTHS
 from .goal import Goal
-from .models import Config, as_data, config_from
-from .multipliers import TOWERS, WIDTHS
-from .rows import row_for
-from .symbols import evaluate, explicit_head_size, symbols
+from .multipliers import TOWERS
+from .nested import Path, edits, growing_fields, nested_configs, with_edits
 
 _CLAIM = "this configuration cannot grow exactly like that"
 _COUNTED = {"hidden": "E", "heads": "H", "kv_heads": "KV"}

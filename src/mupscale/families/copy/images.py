@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .models import quiet
+from ..models import quiet
 
 Batch = dict[str, Any]
 SIDE = 4

@@ -22,40 +22,27 @@ one per key head. `lift` turns that into the "8x2 * 1024" of the full model's 8,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from math import gcd, prod
 from typing import Any, NamedTuple
 
-from ..errors import MupscaleError
-from ..models.names import named_tensors, pattern_of
-from .configs import Path, following, growing_fields, nested_configs, with_edits
-from .goal import Goal, small_goals
-from .grown import grown
-from .models import Config, as_data, config_from, on_meta
-from .rows import row_for
-from .symbols import explicit_head_size, symbols
+from ...errors import MupscaleError
+from ...models.names import named_tensors, pattern_of
+from ..config.fields import FIELDS
+from ..config.goal import Goal, small_goals
+from ..config.grown import grown
+from ..config.nested import Path, following, growing_fields, nested_configs, with_edits
+from ..models import Config, as_data, config_from, on_meta
+from ..types.rows import row_for
+from ..types.symbols import explicit_head_size, symbols
 
 Shapes = Mapping[str, tuple[int, ...]]
 Growth = dict[str, set[tuple[tuple[int, bool], ...]]]
 """Name pattern -> for every dimension of its tensors, how many times it is copied and whether zeros follow."""
 
 LARGEST = 60_000_000
-"""Parameters of the grown copy: 0.5 GB in float64, and as much for gradients and for what is expected of them."""
+"""Parameters of the grown copy, above which a model is refused: 0.5 GB in float64, and as much for gradients and for what is expected of them."""
 
-# Names of fields, collected from the configurations of transformers. A name that is missing here is not
-# shrunk: the copy stays larger, and if it stays above LARGEST the model is refused.
-LAYER_COUNTS = re.compile(r"^(n_layers?|num_(hidden_|encoder_|decoder_)?layers|encoder_(num_)?(hidden_)?layers|decoder_(num_)?(hidden_)?layers|"
-                     r"n_(encoder|decoder)_layers|layers|num_blocks|num_hidden_groups|num_conv_layers|num_encoder_blocks)$")  # fmt: skip
-_WORDS = re.compile(r"^(vocab_size|.*_vocab_size|vocab_size_.*|n_vocab|n_words)$")
-_POSITIONS = re.compile(
-    r"^(max_position_embeddings|n_positions|n_ctx|max_(source|target)_positions|max_sequence_length|seq_length)$"
-)
-_EXPERTS = re.compile(r"^(num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|num_local_experts)$")
-# How many experts a token goes to; the copy keeps more experts than that, so that routing still chooses.
-_CHOSEN = re.compile(r"(per_tok|top_?k$|moe_k)")
-# Ids of special tokens, which must lie inside the smaller vocabulary.
-_TOKEN = re.compile(r"(token_ids?|token_index|_idx)$")
 # Sizes of the copy, chosen by hand and tried in this order until a model builds. 44 and 56 come first because
 # they equal no other size of a usual copy, so its shapes show which width an axis has; the rest are for
 # models that require a multiple of some number. Vocabulary sizes are odd, so they are not a multiple of a
@@ -172,7 +159,7 @@ def _kinds(data: Mapping[str, Any]) -> set[tuple[Any, ...]]:
     """
     found = set()
     for path, part in nested_configs(data):
-        layers = {v for k, v in part.items() if LAYER_COUNTS.match(k) and type(v) is int}
+        layers = {v for k, v in part.items() if FIELDS["layers"].has(k) and type(v) is int}
         for key, value in part.items():
             if (
                 isinstance(value, list)
@@ -197,10 +184,13 @@ def _steps(data: Mapping[str, Any], gently: bool) -> Iterator[list[Any]]:
         yield [_fewer_words(path, words) for words in _WORD_COUNTS]
         for key, value in part.items():
             # Test batches have 11 tokens, and some audio inputs 40 frames.
-            if _POSITIONS.match(key) and type(value) is int and value > 40:
+            if FIELDS["positions"].has(key) and type(value) is int and value > 40:
                 yield [{(*path, key): n} for n in (40, 64, 128)]
-            if _EXPERTS.match(key) and type(value) is int and value > 4:
-                chosen = max((v for k, v in part.items() if _CHOSEN.search(k) and type(v) is int), default=1)
+            if FIELDS["experts"].has(key) and type(value) is int and value > 4:
+                # The copy keeps more experts than a token goes to, so that routing still chooses.
+                chosen = max(
+                    (v for k, v in part.items() if FIELDS["top_k"].has(k) and type(v) is int), default=1
+                )
                 yield [{(*path, key): n} for n in (4, 8, 16, 32) if n > chosen]
     for path, part in nested_configs(data):
         yield from _narrower(path, part, gently)
@@ -221,7 +211,7 @@ def _fewer_layers(path: Path, layers: int) -> Any:
         if isinstance(part.get("depths"), list):  # stages, each with its number of layers
             return {(*path, "depths"): [min(v, layers) for v in part["depths"]]}
         for key, value in part.items():
-            if LAYER_COUNTS.match(key) and type(value) is int and value > layers:
+            if FIELDS["layers"].has(key) and type(value) is int and value > layers:
                 changed[(*path, key)] = layers
                 for other, entries in part.items():
                     if isinstance(entries, list) and len(entries) == value:
@@ -243,18 +233,18 @@ def _fewer_words(path: Path, words: int) -> Any:
         changed: dict[Path, Any] = {
             (*path, key): words
             for key, v in part.items()
-            if _WORDS.match(key) and type(v) is int and v > words
+            if FIELDS["words"].has(key) and type(v) is int and v > words
         }
         if not changed:
             return {}
         last = words - 1  # each special token gets a different id
         for where, other in nested_configs(data):
             for key, value in other.items():
-                if _TOKEN.search(key) and type(value) is int and value >= words:
+                if FIELDS["token"].has(key) and type(value) is int and value >= words:
                     changed[(*where, key)] = last
                     last -= 1
                 elif (
-                    _TOKEN.search(key)
+                    FIELDS["token"].has(key)
                     and isinstance(value, list)
                     and any(type(v) is int and v >= words for v in value)
                 ):

@@ -8,14 +8,14 @@ from __future__ import annotations
 from math import gcd
 from typing import Any
 
-from ..errors import Fault, MupscaleError, raise_faults
-from .configs import Path, growing_fields, nested_configs, with_edits
+from ...errors import Fault, MupscaleError, raise_faults
+from ..models import Config, as_data, config_from
+from ..types.rows import row_for
+from ..types.symbols import power, symbols
 from .goal import Goal
 from .grown import grown
-from .models import Config, as_data, config_from
 from .multipliers import EVERY
-from .rows import row_for
-from .symbols import power, symbols
+from .nested import Path, growing_fields, nested_configs, with_edits
 
 ENOUGH_UNITS = 100
 """The best point found on a narrower proxy may still move with the width."""

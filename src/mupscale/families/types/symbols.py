@@ -12,24 +12,12 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from ..errors import MupscaleError
-from ..rules.axes import Layout
-from ..rules.scale import Scale
+from ...errors import MupscaleError
+from ...rules.axes import Layout
+from ...rules.scale import Scale
+from ..config.fields import FIELDS, first, first_of
 from .rows import row_for
 
-# What configurations of transformers call the four sizes; the first that is present counts, so the commonest
-# come first.
-_HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "embedding_dim", "model_dim")
-_HEADS = (
-    "num_attention_heads",
-    "n_head",
-    "num_heads",
-    "n_heads",
-    "encoder_attention_heads",
-    "attention_heads",
-)
-_KV = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
-_HEAD_SIZE = ("head_dim", "d_kv", "kv_channels")
 # What an expression may use. There are no calls, attributes or subscripts, so it cannot run code.
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -53,14 +41,14 @@ def symbols(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict(data)
     named = (row_for(str(data.get("model_type"))).grows or {}).get("hidden", ())
-    hidden, heads = _first(data, (*named, *_HIDDEN)), _first(data, _HEADS)
+    hidden, heads = first_of(data, (*named, *FIELDS["hidden"].main)), first(data, "heads")
     if hidden:
         found["E"] = hidden
     if heads:
         found["H"] = heads
-        found["KV"] = _first(data, _KV) or heads
+        found["KV"] = first(data, "kv_heads") or heads
         found["G"] = heads // found["KV"]
-        size = _first(data, _HEAD_SIZE)
+        size = first(data, "head_dim")
         if size is None and hidden is not None:
             size = hidden // heads
         if size is not None:
@@ -70,11 +58,7 @@ def symbols(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def explicit_head_size(data: Mapping[str, Any]) -> bool:
     """True when the head size is a field of its own, so that heads and hidden size are independent."""
-    return _first(data, _HEAD_SIZE) is not None
-
-
-def _first(data: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    return next((data[n] for n in names if type(data.get(n)) is int and data[n] > 0), None)
+    return first(data, "head_dim") is not None
 
 
 def evaluate(text: str, names: Mapping[str, Any]) -> Any:

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import MupscaleError
-from ..proofs.identity import Loss
-from .configs import nested_configs
+from ...errors import MupscaleError
+from ...proofs.identity import Loss
+from ..config.fields import FIELDS
+from ..config.nested import nested_configs
+from ..models import Config, as_data, quiet
+from ..types.rows import row_for
 from .images import Batch, beside_text, images
-from .models import Config, as_data, quiet
-from .rows import row_for
 
 _BATCH, _LENGTH = 3, 11
 
@@ -70,7 +71,7 @@ def _words(data: Mapping[str, Any], merged: Mapping[str, Any]) -> Tensor:
         v
         for _, p in nested_configs(data)
         for k, v in p.items()
-        if k in ("vocab_size", "n_vocab", "decoder_vocab_size") and type(v) is int
+        if k in FIELDS["words"].main and type(v) is int
     ]
     special = {
         v
@@ -147,7 +148,7 @@ def _cast(batch: Batch, model: nn.Module) -> Batch:
 
 
 def tensors_in(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every floating tensor with a gradient, by its place in the output; caches are left out."""
+    """Every floating tensor of an output, by its place in it; caches are left out."""
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield path, output

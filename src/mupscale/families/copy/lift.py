@@ -20,13 +20,13 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import Fault, MupscaleError, raise_faults
-from ..models.names import named_tensors, pattern_of, unique_tensors
-from ..plans.plan import Plan
-from ..plans.tensor_plan import Powers, TensorPlan
-from ..rules.axes import Axis
-from ..rules.products import Factor, Product
-from ..rules.scale import Scale
+from ...errors import Fault, MupscaleError, raise_faults
+from ...models.names import named_tensors, pattern_of, unique_tensors
+from ...plans.plan import Plan
+from ...plans.tensor_plan import Powers, TensorPlan
+from ...rules.axes import Axis
+from ...rules.products import Factor, Product
+from ...rules.scale import Scale
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import Fault, MupscaleError, raise_faults
-from ..files.strict import parse_json, printable, read_regular
-from ..rules.axes import Layout
-from ..rules.scale import Scale
+from ...errors import Fault, MupscaleError, raise_faults
+from ...files.strict import parse_json, printable, read_regular
+from ...rules.axes import Layout
+from ...rules.scale import Scale
 from .symbols import layout, power
 
 FORM = '{"roles": {"*.router.weight": {"0": "out", "1": "in"}}, "layouts": {"*.conv.weight": {"0": "D"}}, "folds": {"norm.weight": "1/k"}, "plus_one": []}'

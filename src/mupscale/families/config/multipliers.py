@@ -9,12 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..errors import Fault, MupscaleError, raise_faults
-from .widths import USUAL
+from ...errors import Fault, MupscaleError, raise_faults
+from .fields import WIDTHS
 
 Multipliers = Mapping[str, int]
 EVERY = "every"
-WIDTHS = tuple(USUAL)
 TOWERS = ("text", "vision")
 """Parts of a model that can grow alone; a configuration holds them as text_config and vision_config."""
 SIZED = (*WIDTHS, "head_dim")

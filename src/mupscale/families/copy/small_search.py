@@ -11,27 +11,27 @@ from typing import Any
 
 import torch
 
-from ..errors import Fault, raise_faults
-from ..models.build import build
-from ..models.float64 import lifted_casts
-from ..models.names import named_tensors, pattern_of
-from ..planning.declare import Declared
-from ..planning.infer import find_plan
-from ..planning.search.search import Found
-from ..plans.ends import identity_plan
-from ..plans.plan import Plan
-from ..rules.axes import Layout
-from ..rules.products import Ways
-from ..tensors.expand import expand
-from ..tensors.random_states import forked
-from .configs import edits, nested_configs
-from .declarations import Declarations
-from .export import wide_of
-from .goal import Goal
+from ...errors import Fault, raise_faults
+from ...models.build import build
+from ...models.float64 import lifted_casts
+from ...models.names import named_tensors, pattern_of
+from ...planning.declare import Declared
+from ...planning.infer import find_plan
+from ...planning.search.search import Found
+from ...plans.ends import identity_plan
+from ...plans.plan import Plan
+from ...rules.axes import Layout
+from ...rules.products import Ways
+from ...tensors.expand import expand
+from ...tensors.random_states import forked
+from ..config.goal import Goal
+from ..config.nested import edits, nested_configs
+from ..models import Config, as_data, factory, not_stored, on_meta
+from ..types.declarations import Declarations
+from ..types.export import wide_of
+from ..types.rows import row_for
+from ..types.symbols import layout, power, symbols
 from .losses import batch_for, loss_for
-from .models import Config, as_data, factory, not_stored, on_meta
-from .rows import row_for
-from .symbols import layout, power, symbols
 
 TOKENS = ("mask_token", "masked_spec_embed", "mask_emb")
 """Tokens that stand for something hidden; only pretraining uses them, in place of an embedding."""

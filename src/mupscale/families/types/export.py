@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import Fault, MupscaleError, raise_faults
-from .goal import Goal
-from .grown import grown
-from .models import Config, as_data, config_from, model_class
+from ...errors import Fault, MupscaleError, raise_faults
+from ..config.fields import DECODERS
+from ..config.goal import Goal
+from ..config.grown import grown
+from ..models import Config, as_data, config_from, model_class
 from .symbols import symbols
 
 EXPORTS = ("granite",)
 _OWN = "leave export out: its own class holds it"
 # Model types with the tensors of Granite, so that a Granite configuration can describe the result.
 _LLAMA_LIKE = ("llama", "mistral", "qwen2", "granite")
-# Fields that Granite and they have in common, and that do not grow.
-_CARRIED = (
-    "vocab_size", "num_hidden_layers", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings",
-    "rope_parameters", "pad_token_id", "bos_token_id", "eos_token_id", "initializer_range", "attention_dropout", "dtype",
-)  # fmt: skip
 
 
 def check_export(export: str | None) -> None:
@@ -76,7 +72,7 @@ def granite(base: Mapping[str, Any], wide: Mapping[str, Any], k: int) -> dict[st
     return {
         "model_type": "granite",
         "architectures": ["GraniteForCausalLM"],
-        **{key: wide[key] for key in _CARRIED if key in wide},
+        **{key: wide[key] for key in DECODERS if key in wide},
         **{
             key: wide[key]
             for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")

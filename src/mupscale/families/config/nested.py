@@ -1,7 +1,7 @@
 """Which fields of a configuration grow, and by how much.
 
 Knows configurations as plain nested data and the names of their fields; builds no model. `grown.py` says which goals
-are refused, `shrink.py` makes configurations small, `rows.py` holds what is special about a type.
+are refused, `copy/shrink.py` makes configurations small, `types/rows.py` holds what is special about a type.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..types.rows import row_for
+from ..types.symbols import power, symbols
+from .fields import USUAL
 from .goal import Goal
-from .rows import row_for
-from .symbols import power, symbols
-from .widths import USUAL
 
 Path = tuple[str, ...]
 

@@ -1,0 +1,1 @@
+"""What is special about a model type: rows of the registry, expressions about sizes, declarations, other classes that hold it."""
