@@ -11,7 +11,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
-from mupscale.cli import grow as grow  # noqa: E402
+from mupscale.checkpoints import grow_checkpoint  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 from mupscale.errors import MupscaleError  # noqa: E402
 
@@ -52,7 +52,7 @@ def test_memory_is_that_of_the_wide_model(make, layers, tmp_path, monkeypatch):
         if len(asked) == 2:
             raise MupscaleError(what)
 
-    monkeypatch.setattr(grow, "check_memory", refuse_second)
+    monkeypatch.setattr(grow_checkpoint, "check_memory", refuse_second)
     given = [str(tmp_path / "base"), str(tmp_path / "wide"), "--to", "layers=4", "--noise", "auto", "--quiet"]
     assert main(["upscale", *given, "--batch", str(tmp_path / "batch.json")]) == 2
     wide = 4 * sum(parameter.numel() for parameter in make(**{layers: 4}).parameters())

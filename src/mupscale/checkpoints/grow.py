@@ -68,29 +68,7 @@ def record(
     since = plan if early is None else early.then(plan)
     noise = None
     if request.adds_noise:
-        asked, told = _asked(request, plan, early, choice)
-        spelling = Spelling.of(family)
-        stored = stored_plan(family)
-        tensors = base.tensors(stored, spelling)
-        moves = weight_moves(stored, directory, tensors=tensors)[1]
-        names = planned_names(tensors)
-        exempt = replace(family.exempt, frozen=family.exempt.frozen | set(family.reading.absent))
-        wanted = list(norms_wanted(asked, plan=plan, since=early, exempt=exempt))
-        files = [source.file for move in moves for source in move.sources]
-        journal = NormJournal(out, directory.path, files) if isinstance(out, Path) and wanted else None
-        norms = measured_in(
-            directory.path, moves, names, wanted, journal=journal, share=share, threads=threads
-        )
-        resolved = resolve_noise(
-            lambda name, what: norms[name, what],
-            asked,
-            plan=plan,
-            seed=unused_seed(request.seed, early, history.seeds),
-            since=early,
-            exempt=exempt,
-        )
-        auto = {} if choice is None else {"auto": dict(choice)}
-        noise = {"kind": type(asked).__name__, "asked": told, **auto, **resolved.as_json()}
+        noise = _noise(base, family, request, choice, out, share, threads)
     return {
         "format": FORMAT,
         "version": __version__,
@@ -132,6 +110,39 @@ def record(
         },
         "grown_from": history.as_json(),
     }
+
+
+def _noise(
+    base: Base,
+    family: FamilyPlan,
+    request: Request,
+    choice: Mapping[str, Any] | None,
+    out: Location | None,
+    share: tuple[int, int],
+    threads: int,
+) -> dict[str, Any]:
+    """The noise of every tensor, in sizes that are measured on the stored weights, as a record holds it."""
+    plan, early, path = family.plan, base.early, base.directory.path
+    asked, told = _asked(request, plan, early, choice)
+    stored = stored_plan(family)
+    tensors = base.tensors(stored, Spelling.of(family))
+    moves = weight_moves(stored, base.directory, tensors=tensors)[1]
+    exempt = replace(family.exempt, frozen=family.exempt.frozen | set(family.reading.absent))
+    wanted = list(norms_wanted(asked, plan=plan, since=early, exempt=exempt))
+    files = [source.file for move in moves for source in move.sources]
+    journal = NormJournal(out, path, files) if isinstance(out, Path) and wanted else None
+    names = planned_names(tensors)
+    norms = measured_in(path, moves, names, wanted, journal=journal, share=share, threads=threads)
+    resolved = resolve_noise(
+        lambda name, what: norms[name, what],
+        asked,
+        plan=plan,
+        seed=unused_seed(request.seed, early, base.history.seeds),
+        since=early,
+        exempt=exempt,
+    )
+    auto = {} if choice is None else {"auto": dict(choice)}
+    return {"kind": type(asked).__name__, "asked": told, **auto, **resolved.as_json()}
 
 
 def _asked(
