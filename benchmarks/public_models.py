@@ -80,7 +80,7 @@ def row_of(model: Mapping[str, Any]) -> dict[str, Any]:
         "growth": model["growth"],
         "parameters": [base, wide],
         "weights": [base * item, wide * item],
-        "exact": family.plan.exact == "dynamic",
+        "exact": family.plan.proved,
         "gradient": family.evidence.worst_gradient,
         "published": abs(base - published) / published,
         "control": abs(counted(halved(model["config"])) - published) / published,

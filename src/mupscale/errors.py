@@ -148,7 +148,7 @@ TYPES: dict[type[MupscaleError], str] = {
         layout.pad_between_copies model.embedding_max_norm model.norm_groups_grow model.parametrized_weight
         model.weight_norm_direction optimizer.cannot_be_exact optimizer.decay_of_folded_gain
         optimizer.divides_zero_by_zero optimizer.measures_folded_gain optimizer.not_widened_exactly
-        optimizer.refused_by_row optimizer.takes_no_padding proof.run_deviates proof.untied_outputs_differ
+        optimizer.refused_by_row optimizer.takes_no_padding proof.run_deviates
         schedule.absolute_rate schedule.reads_base search words.padding_row_moves""",
     Undecided: """
         axis.padding_leaks axis.padding_of_norm layout.read_but_not_written layout.undeclared
@@ -179,7 +179,7 @@ TYPES: dict[type[MupscaleError], str] = {
         growth.other_provenance_version growth.plan_hash_differs growth.record_incomplete growth.record_malformed
         growth.request_malformed header job.bytes_differ
         job.malformed_record job.wrong_format json noise.malformed_record pickle plan.contradicts_itself
-        plan.edits_constants plan.malformed_record plan.not_a_family_plan plan.wrong_format
+        plan.edits_constants plan.malformed_record plan.not_a_family_plan plan.static plan.wrong_format
         recipe.malformed_record recipe.wrong_format
         store.not_a_journal study.checkpoint_damaged""",
 }

@@ -94,7 +94,7 @@ def test_every_file_that_is_not_carried_has_a_reason(base, wide, tmp_path, capsy
 
 
 ABOUT: dict[str, Any] = {
-    "base": {"name": "base"}, "noise": None, "request": asdict(Request("2")), "multipliers": "2", "plan": {"exact": "dynamic"}, "config": {}, "factors": [], "version": "1",
+    "base": {"name": "base"}, "noise": None, "request": asdict(Request("2")), "multipliers": "2", "config": {}, "factors": [], "version": "1",
     "architecture": "LlamaForCausalLM", "parameters": {"base": 1, "wide": 4}, "not_carried": {}, "spelling": {"left_out": {}, "absent": []},
 }  # fmt: skip
 

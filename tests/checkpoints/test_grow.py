@@ -403,14 +403,6 @@ def test_a_granite_export_shows_its_multiplier(base, tmp_path):
     assert difference(found, want) < SINGLE
 
 
-def test_untying_keeps_the_function_and_says_what_is_lost(base, tmp_path, capsys):
-    out = tmp_path / "untied"
-    assert cli("grow", base, out, "-k 2 --export untie --quiet --workers 1") == 0
-    assert "NOT the same training" in capsys.readouterr().out
-    assert "lm_head.weight" in load_file(out / "model.safetensors")
-    assert difference(logits(out), logits(base)) < SINGLE
-
-
 def test_other_arguments_do_not_resume(base, tmp_path, capsys):
     out = tmp_path / "wide"
     command = [sys.executable, *["-m", "mupscale.cli.main", "grow"], str(base), str(out)]

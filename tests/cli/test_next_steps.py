@@ -15,7 +15,6 @@ def told(architecture: str, *carried: str, **config: Any) -> str:
     about = {
         "architecture": architecture,
         "parameters": {"wide": 1},
-        "plan": {"exact": "dynamic"},
         "noise": {"asked": {}},
         "config": config,
     }

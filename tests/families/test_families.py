@@ -243,13 +243,7 @@ def test_what_granite_cannot_hold_is_refused(raw, code):
         family_plan(raw, 2, export="granite")
 
 
-def test_untying_is_static_and_says_so():
-    family = prove(family_plan({**LLAMA, "tie_word_embeddings": True}, 2, export="untie"))
-    assert family.plan.exact == "static"
-    assert family.plan["lm_head.weight"].sources == ("model.embed_tokens.weight",)
-    assert family.wide_config["tie_word_embeddings"] is False
-    with refused("option.nothing_to_untie"):
-        family_plan(LLAMA, 2, export="untie")
+def test_an_unknown_export_is_refused():
     with refused("option.unknown_export", where="onnx"):
         family_plan(LLAMA, 2, export="onnx")
 

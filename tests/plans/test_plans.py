@@ -63,7 +63,7 @@ def test_the_table_shows_equal_layers_once_and_ends_with_the_hash():
     assert rows[0] == ["tensor", "kind", "shape", "axes", "that", "grow", "s", "c", "r", "n"]
     assert sum(row[0] == "layers.*.weight" for row in rows) == 1
     assert next(row for row in rows if row[0] == "layers.*.weight")[-1] == "12"
-    assert str(plan).splitlines()[-1] == f"exact: dynamic   proof: none   hash: {plan.hash[:16]}"
+    assert str(plan).splitlines()[-1] == f"proof: none   hash: {plan.hash[:16]}"
 
 
 def test_the_hash_of_a_tiny_plan_never_changes():
@@ -92,6 +92,20 @@ def test_a_plan_of_an_older_version_that_edits_constants_is_refused_by_name():
     for wrong in ("norm.eps", [1], [[1, 2, 3]]):
         with refused("plan.malformed_record"):
             mu.Plan.from_json(json.dumps({**stored, "edits": wrong}))
+
+
+def test_a_plan_of_an_older_version_that_keeps_outputs_alone_is_refused_by_name():
+    plan = mu.plans.plan_between(mlp, 4, 8)
+    stored = json.loads(plan.to_json())
+    assert stored["exact"] == "dynamic", "control: it is part of every hash"
+    for wrong in ("static", "", None):
+        with refused("plan.static"):
+            mu.Plan.from_json(json.dumps({**stored, "exact": wrong}))
+    other = mu.Plan.__new__(mu.Plan)
+    other.__setstate__({**plan.__dict__, "exact": "dynamic"})
+    assert other == plan
+    with refused("plan.static"):
+        other.__setstate__({**plan.__dict__, "exact": "static"})
 
 
 # Names

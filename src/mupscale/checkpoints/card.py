@@ -51,12 +51,7 @@ def _section(about: Mapping[str, Any]) -> str:
     new = _new_parts(request)
     awake = f" and new {new} wake" if new else ""
     asleep = f" and its new {new} are zero" if new else ""
-    if about["plan"]["exact"] != "dynamic":
-        state = (
-            "Its readout was untied from its embedding: it computes the same function as the base, and **does not train "
-            "like it**."
-        )
-    elif noise is None:
+    if noise is None:
         state = (
             "It computes the same function as the base and, trained with the units below, **trains exactly like the "
             f"base**: copies of a unit stay equal{asleep}, so it cannot use what is new until noise is added "

@@ -279,7 +279,6 @@ def plan_without(plan: Plan, names: Iterable[str]) -> Plan:
     return Plan(
         {n: t for n, t in plan.tensors.items() if n not in gone},
         {alias: n for alias, n in plan.ties.items() if alias not in gone},
-        plan.exact,
         plan.needs,
         plan.proof,
     )

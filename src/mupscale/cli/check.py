@@ -181,8 +181,6 @@ def _no_comparison(about: dict[str, Any]) -> str | None:
     """Why the outputs and gradients of a result need not equal its base's, or None if they must."""
     if about["noise"] is not None:
         return "noise has moved the model away from its base; to compare them, grow the base without noise"
-    if about["plan"]["exact"] != "dynamic":
-        return "the gradients of an untied model differ from its base's"
     if about["spelling"]["absent"]:
         return f"from_pretrained draws {', '.join(about['spelling']['absent'][:4])} at random, as the base does not store it"
     return None

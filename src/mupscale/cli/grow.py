@@ -42,7 +42,7 @@ from ..text import columns
 from ..training.grow.loss_rise import is_jump, jump_message, smaller
 from ..training.recipe import Recipe
 from .next_steps import next_steps
-from .plan import UNTIED, cost, describe, evidence, planned
+from .plan import cost, describe, evidence, planned
 from .resume import begun, is_done
 from .working import working
 
@@ -97,8 +97,6 @@ def _plan(chosen: argparse.Namespace, request: Request, share: tuple[int, int] |
         check_memory(4 * family.plan.parameters("wide"), "--batch")
     if not chosen.quiet:
         print(describe(directory, family, request) + "\n\n" + evidence(family) + "\n", flush=True)
-    elif family.plan.exact != "dynamic":
-        print(UNTIED)
     choice = _chosen_size(directory, family, request, chosen)
     if request.adds_noise:
         working("reading the weights, whose norms the noise is relative to", chosen)

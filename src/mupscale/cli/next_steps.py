@@ -23,12 +23,7 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
     about = job.about
     rate, source = rate_of(about)
     lines = [f"written: {out}   ({about['architecture']}, {about['parameters']['wide']:,} parameters)", ""]
-    if about["plan"]["exact"] != "dynamic":
-        lines += [
-            "It computes what the base computes and does NOT train like it: its readout was untied.",
-            "",
-        ]
-    elif about["noise"] is None:
+    if about["noise"] is None:
         again = [
             "mupscale",
             "upscale",

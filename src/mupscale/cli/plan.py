@@ -45,7 +45,6 @@ _DECLARED = frozenset(
     }
 )
 """Codes of refusals whose remedy is a declaration."""
-UNTIED = "NOT the same training: this plan keeps the function, but training differs from the first step on"
 _PROBE = 64 << 20  # bytes written to measure the disk
 
 
@@ -281,6 +280,4 @@ def evidence(family: FamilyPlan) -> str:
         f"found by {how}, {seen.trials} tried on a copy of {seen.parameters:,} parameters in float64:",
         f"  gradients agree to {seen.worst_gradient:.0e}{steps if seen.steps else ''}",
     ]
-    if family.plan.exact != "dynamic":
-        lines.append(f"  {UNTIED}")
     return "\n".join([*lines, *(f"  note: {note}" for note in family.notes)])

@@ -55,10 +55,8 @@ def add_source(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--export",
-        choices=("granite", "untie"),
-        help="granite: a Llama-like model as Granite, with its multiplier in the configuration; "
-        "untie: give the readout a tensor of its own (the output stays, the training does not) (default: the base's own "
-        "class)",
+        choices=("granite",),
+        help="granite: a Llama-like model as Granite, with its multiplier in the configuration (default: the base's own class)",
     )
     verb.add_argument(
         "--architecture",

@@ -1,22 +1,17 @@
-"""The class of the wide checkpoint: the base's own with folds (the default), Granite's, or its own untied.
-
-Granite has the multipliers in its configuration. Untying keeps the outputs exact, but not the training.
-"""
+"""The class of the wide checkpoint: the base's own with folds (the default), or Granite's, with the multipliers in its configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..plans.plan import Plan
 from .goal import Goal
 from .grown import grown
 from .models import Config, as_data, config_from, model_class
 from .symbols import symbols
 
-EXPORTS = ("granite", "untie")
+EXPORTS = ("granite",)
 _OWN = "leave export out: its own class holds it"
 # Model types with the tensors of Granite, so that a Granite configuration can describe the result.
 _LLAMA_LIKE = ("llama", "mistral", "qwen2", "granite")
@@ -27,21 +22,12 @@ _CARRIED = (
 )  # fmt: skip
 
 
-def start_of(config: Config, export: str | None) -> Config:
-    """The configuration whose tensors the plan starts from: the base's own, or the base untied."""
+def check_export(export: str | None) -> None:
+    """Raise for a class that nothing is exported to."""
     if export not in (None, *EXPORTS):
         raise MupscaleError(
             f"no export is called {export!r}; expected {' or '.join(EXPORTS)}", code="option.unknown_export"
         )
-    if export != "untie":
-        return config
-    data = as_data(config)
-    if not data.get("tie_word_embeddings"):
-        raise MupscaleError(
-            "there is nothing to untie: this configuration does not tie its embeddings; leave export out",
-            code="option.nothing_to_untie",
-        )
-    return config_from({**data, "tie_word_embeddings": False})
 
 
 def wide_of(start: Config, goal: Goal, export: str | None, cls: Any) -> tuple[Config, Any]:
@@ -52,21 +38,6 @@ def wide_of(start: Config, goal: Goal, export: str | None, cls: Any) -> tuple[Co
     k = goal.copies("hidden", symbols(as_data(start)).get("E", 1))
     made = config_from(granite(as_data(start), as_data(wide), k))
     return made, model_class(made, "GraniteForCausalLM")
-
-
-def untied(plan: Plan, ties: Mapping[str, str]) -> Plan:
-    """The plan of the untied model, reading from a base that is tied: outputs are kept, training is not."""
-    changes = {
-        alias: replace(plan.tensors[alias], sources=(name,))
-        for alias, name in ties.items()
-        if alias in plan.tensors
-    }
-    if not changes:
-        raise MupscaleError(
-            "this class ties its embeddings whatever its configuration says, so it cannot be untied; leave export out",
-            code="family.always_tied",
-        )
-    return replace(plan.with_tensors(changes), exact="static")
 
 
 def granite(base: Mapping[str, Any], wide: Mapping[str, Any], k: int) -> dict[str, Any]:

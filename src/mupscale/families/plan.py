@@ -26,7 +26,7 @@ from .configs import Path, edits, following, nested_configs, with_edits
 from .declarations import Declarations
 from .depth import deepened, depth_of, new_blocks, refuse_spelling, try_blocks
 from .experts import entered, experts_plan, refuse_wider, small_copies, try_experts
-from .export import start_of, untied, wide_of
+from .export import check_export, wide_of
 from .goal import Goal
 from .grown import refuse_nothing
 from .lift import Tensors, lift
@@ -79,8 +79,7 @@ def family_plan(
       names sizes, at which zeros follow the copies where they are no whole multiples; "vocab=+64" adds words, and
       "positions=4096" positions; "experts=8,top_k=2,expert_ffn=64" adds experts that sleep next to the dense layers, in the
       class of "into=granitemoeshared" or the first that holds the base.
-    - `export="granite"` grows Llama-like models into Granite, whose configuration shows the multipliers. `export="untie"`
-      gives the readout a separate tensor. Its plan is static: the outputs equal the base's, but the training does not.
+    - `export="granite"` grows Llama-like models into Granite, whose configuration shows the multipliers.
     - `stored` are the names of the tensors in the checkpoint, which for a directory with weights are read from it; the
       plan's `reading` says how the stock class reads them.
     - `declared` are roles, layouts and folds as `--declare` reads them, which override what is inferred.
@@ -98,7 +97,7 @@ def family_plan(
     with needs("family_plan", "hf"):
         base = config_from(raw)
     cls = model_class(base, architecture)
-    narrow = start_of(base, export)
+    check_export(export)
     if to is not None and export is not None:
         what = f"{export}, and --to {to}: what --to adds is added in the base's own class"
         raise_faults(
@@ -106,8 +105,8 @@ def family_plan(
             [Fault("goal.export_and_growth", "--export", what, "leave one of them out")],
         )
     refuse_wider(goal)
-    mixture = None if goal.to.experts is None else entered(narrow, cls, goal.to.experts)
-    first, own = (narrow, cls) if mixture is None else (mixture.config, mixture.cls)
+    mixture = None if goal.to.experts is None else entered(base, cls, goal.to.experts)
+    first, own = (base, cls) if mixture is None else (mixture.config, mixture.cls)
     more = more_of(as_data(first), goal.to)
     longer = with_more(first, more) if more else first
     depth = depth_of(as_data(longer), goal.to) if goal.to.layers else None
@@ -121,20 +120,18 @@ def family_plan(
     tables = table_plan(short, first, more, own) if more else None
     unwidened = base_model if start is base else on_meta(start, own)
     base_end, wide_end = Tensors.of(unwidened), Tensors.of(wide_model)
-    kept = growth(base_end.shapes, wide_end.shapes) if mixture is None else growth_of(narrow, goal, cls)
+    kept = growth(base_end.shapes, wide_end.shapes) if mixture is None else growth_of(base, goal, cls)
     try:
-        copy = small_copies(narrow, goal, cls, kept)
+        copy = small_copies(base, goal, cls, kept)
         refuse_layer_norms(fresh(copy.first, own), base_end, wide_end)
         found = search_small(copy.first, copy.goals[0], own, export, declared)
     except NoBatchError:  # a model may build at sizes at which it does not run
-        copy = small_copies(narrow, goal, cls, kept, gently=True)
+        copy = small_copies(base, goal, cls, kept, gently=True)
         found = search_small(copy.first, copy.goals[0], own, export, declared)
     for other in copy.goals[1:]:
         found = replace(found, worst=max(found.worst, try_other_size(found, copy.first, other, own)))
     layouts = declared_layouts(as_data(start), goal, list(wide_end.shapes), declared)
     plan, powers = lift(found.plan, base_end, wide_end, layouts, found.powers)
-    if export == "untie":
-        plan = untied(plan, Tensors.of(base_model).ties)
     if depth is not None:
         found = replace(found, worst=max(found.worst, try_blocks(copy.first, own)))
         shallow = short if longer is first else on_meta(longer, own)
@@ -167,9 +164,7 @@ def family_plan(
         wide_cls.__name__,
         goal,
         raw,
-        _wide_data(raw, base if start is narrow else start, wide, goal, export, structure)
-        if mixture is None
-        else _written(wide),
+        _wide_data(raw, start, wide, goal, export, structure) if mixture is None else _written(wide),
         plan,
         evidence,
         as_data(copy.small),
@@ -213,8 +208,6 @@ def _wide_data(
     if export == "granite":
         return _written(wide)
     changed = edits(as_data(base), goal)
-    if export == "untie":
-        changed[("tie_word_embeddings",)] = False
     written = with_edits(raw, {**structure, **changed})
     written = with_edits(written, following(written))
     # A field that is left out (for example a head size) may be derived from one that grew, so it is written.

@@ -19,14 +19,14 @@ from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..plans.rows import old_words
 from ..plans.wide_model import fill_model_
-from ..proofs.identity import GRADIENT_TOLERANCE, Loss
+from ..proofs.identity import Loss
 from ..runs.run import Run
-from ..tensors.differences import curve_gap, loss_gap
+from ..tensors.differences import curve_gap
 from ..tensors.random_states import forked
 from ..training.check.verify import verify
 from .depth import deepened, new_blocks, small_depth, width_part
 from .experts import entered, experts_plan
-from .export import untied, wide_of
+from .export import wide_of
 from .lift import Tensors, lift
 from .losses import another_batch, find_batch, growing_outputs, loss_on
 from .models import as_data, config_from, factory, model_class, on_meta
@@ -76,9 +76,6 @@ def small_copy(family: FamilyPlan, batches: int) -> Copy:
     if mixture is not None:
         plan = experts_plan(on_meta(small, cls), on_meta(first, own), mixture.target).then(plan)
     plan = replace(plan, proof="copy")
-    if family.export == "untie":
-        small = config_from({**family.small_config, "tie_word_embeddings": True})
-        plan = untied(plan, Tensors.of(on_meta(small, cls)).ties)
     make, make_wide = factory(cls, seed=1), factory(wide_cls, seed=1)
     with forked(seed=1):
         base, other = cast_(make(small), torch.float64), cast_(make_wide(wide), torch.float64)
@@ -96,8 +93,6 @@ def prove(family: FamilyPlan, steps: int = 5) -> FamilyPlan:
     Raises when the wide run does not continue the base run, or when the control does.
     """
     copied = small_copy(family, _BEFORE + steps)
-    if family.plan.exact == "static":
-        return family.with_evidence(worst_step=_outputs(copied))
     run = Run(copied.base, _adamw(copied.base, copied.plan))
 
     def step(run: Run, i: int) -> float:
@@ -126,20 +121,6 @@ def prove(family: FamilyPlan, steps: int = 5) -> FamilyPlan:
             ],
         )
     return family.with_evidence(steps=steps, worst_step=certificate.worst, control=control)
-
-
-def _outputs(copied: Copy) -> float:
-    """A static plan promises equal outputs only: the largest relative difference of a loss."""
-    with lifted_casts(), torch.no_grad():
-        wide = cast_(copied.wide(), torch.float64)
-        fill_model_(wide, copied.base, Direction(copied.plan), in_place=True)
-        pairs = [(float(loss(copied.base)), float(loss(wide))) for loss in copied.losses]
-    worst = max(loss_gap(a, b) for a, b in pairs)
-    if not worst <= GRADIENT_TOLERANCE:
-        raise MupscaleError(
-            f"the outputs of the untied model differ by {worst:.1e}", code="proof.untied_outputs_differ"
-        )
-    return worst
 
 
 def _adamw(model: nn.Module, plan: Plan) -> torch.optim.AdamW:

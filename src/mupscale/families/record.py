@@ -124,7 +124,7 @@ class FamilyPlan:
     """Tensors of the plan that a checkpoint does not hold, because the model computes them."""
     notes: tuple[str, ...] = ()
     export: str | None = None
-    """None for the class of the base, else "granite" or "untie"."""
+    """None for the class of the base, else "granite"."""
     stored: Mapping[str, Part] = field(default_factory=dict)
     """Stored name -> part of a tensor, for tensors that a checkpoint does not hold as they are."""
     reading: Reading = field(default_factory=Reading)

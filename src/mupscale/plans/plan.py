@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files import typed
@@ -28,9 +28,9 @@ from .explain import explain, table
 from .tensor_plan import TensorPlan
 
 FORMAT = "mupscale plan 1"
+_EXACT = "dynamic"  # 0.2.0 also had plans that were "static"
 _MALFORMED = "this is not a plan, expected what to_json wrote"
 _MOST_OBJECTS = 3_000_000  # of JSON; a plan has one per tensor
-Exactness = Literal["dynamic", "static"]
 Proof = Literal["none", "copy", "outputs", "modules", "loss"]
 """How a plan was proved, the weakest first: not at all, on a small copy of the model's type, by the gradients of a
 projection of the outputs, by torch's own modules in containers whose forward is known, by the gradients of a loss."""
@@ -52,7 +52,6 @@ class Plan:
     tensors: Mapping[str, TensorPlan]
     ties: Mapping[str, str] = field(default_factory=dict)
     """Other names of a tensor, each with the name under which the tensor is planned."""
-    exact: Exactness = "dynamic"
     needs: frozenset[Need] = field(default=frozenset(), compare=False)
     """Assumptions that the plan cannot check: sentences, each with a kind. They are not part of its identity."""
     proof: Proof = field(default="none", compare=False)
@@ -71,6 +70,7 @@ class Plan:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Read pickles of 0.2.0 too, which lack the later fields."""
+        _refuse_static(state.pop("exact", _EXACT))
         self.__dict__.update({"code": {}, "later": False, **state})
         self.__post_init__()
 
@@ -185,10 +185,9 @@ class Plan:
                 faults.append(Fault(error.code, name, error.claim))
         raise_faults("the two plans do not compose", faults)
         ties = {**self.ties, **other.ties}
-        exact: Exactness = "dynamic" if self.exact == other.exact == "dynamic" else "static"
         proof = min(self.proof, other.proof, key=_PROOFS.index)
         code = {**self.code, **other.code} if self.code and other.code else {}
-        return Plan(tensors, ties, exact, self.needs | other.needs, proof, code)
+        return Plan(tensors, ties, self.needs | other.needs, proof, code)
 
     def _composed(self, late: TensorPlan) -> TensorPlan:
         if not late.sources:
@@ -225,7 +224,7 @@ class Plan:
             "tensors": {name: tensor.as_json() for name, tensor in self.tensors.items()},
             "ties": dict(self.ties),
             "edits": [],  # once constants of the model's code; part of every hash
-            "exact": self.exact,
+            "exact": _EXACT,  # part of every hash
             "needs": sorted(map(str, self.needs)),
             "proof": self.proof,
         }
@@ -246,10 +245,10 @@ class Plan:
                     code="plan.wrong_format",
                 )
             _refuse_edits([typed.text(path) for path, *_ in typed.many(values["edits"])])
+            _refuse_static(values["exact"])
             return Plan(
                 tensors={name: TensorPlan.of_json(t) for name, t in typed.named(values["tensors"]).items()},
                 ties={alias: typed.text(name) for alias, name in typed.named(values["ties"]).items()},
-                exact=_exactness(values["exact"]),
                 needs=frozenset(map(Need, typed.texts(values["needs"]))),
                 proof=_PROOFS[_PROOFS.index(values["proof"])],
                 code={
@@ -277,7 +276,7 @@ class Plan:
         lines = table(self.tensors)
         lines += [f"tied: {alias} = {name}" for alias, name in self.ties.items()]
         lines += [f"needs: {need}" for need in sorted(self.needs)]
-        lines.append(f"exact: {self.exact}   proof: {self.proof}   hash: {self.hash[:16]}")
+        lines.append(f"proof: {self.proof}   hash: {self.hash[:16]}")
         return "\n".join(lines)
 
     @staticmethod
@@ -292,10 +291,14 @@ class Plan:
         )
 
 
-def _exactness(value: Any) -> Exactness:
-    if value not in ("dynamic", "static"):
-        raise ValueError("exact is neither dynamic nor static")
-    return cast(Exactness, value)
+def _refuse_static(exact: Any) -> None:
+    """Raise for a plan of 0.2.0 that keeps the outputs alone."""
+    if exact != _EXACT:
+        raise MupscaleError(
+            f"this plan keeps the outputs and not the training (exact: {exact!r}); "
+            "grow the base again without --export untie",
+            code="plan.static",
+        )
 
 
 def _refuse_edits(paths: Iterable[str]) -> None:
