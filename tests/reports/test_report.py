@@ -21,7 +21,7 @@ from mupscale.cli.main import main
 from mupscale.reports.bars import bars_of, steps_in_full, steps_taken
 from mupscale.reports.known import Known, Sweep, know, tried_rows
 from mupscale.reports.lines import curves_of, draw_curves
-from mupscale.reports.maps import draw_map, draw_rungs, is_grid
+from mupscale.reports.maps import draw_map, draw_rungs
 from mupscale.reports.report import report
 from mupscale.reports.widths import cautions, draw_widths, why_not
 from mupscale.tuning import Recipe
@@ -355,14 +355,6 @@ def test_curves_are_at_the_best_rate_with_the_control_dashed():
     (control,) = [line for line in figure.axes[0].lines if line.get_gid() == "control"]
     assert (control.get_color(), control.get_linestyle()) == ("black", "--")
     assert min(drawn(figure.axes[0], "control")[0]) > known.settings.steps
-
-
-def test_points_of_tpe_stand_where_they_are():
-    sweep = wide_of(known_of(sampler="tpe", lrs=(0.01, 0.02, 0.04, 0.08), factors=(0.25, 0.5, 1.0, 2.0)))
-    assert not is_grid(sweep)
-    assert sweep.best is not None
-    x, y = drawn(draw_map(sweep, "noise").axes[0], "best")
-    assert (2 ** x[0], 2 ** y[0]) == pytest.approx((sweep.best.lr, sweep.best.noise))
 
 
 def test_studies_side_by_side_need_one_reference(tmp_path):

@@ -26,7 +26,7 @@ from mupscale.tuning.halving import Ladder, Leg, climb, grid_agenda
 from mupscale.tuning.ledger import Ledger, Owner
 from mupscale.tuning.leg import train_leg
 from mupscale.tuning.proxy import Proxy
-from mupscale.tuning.settings import Settings
+from mupscale.tuning.settings import Settings, check_same
 from mupscale.tuning.tune import tune
 
 SMALL: dict[str, Any] = {
@@ -276,6 +276,14 @@ def test_other_settings_do_not_join_a_study(tmp_path):
     assert [fault.where for fault in found.faults] == ["steps"]
 
 
+def test_a_study_of_a_sampler_is_refused_by_name_and_one_of_the_grid_is_read():
+    """0.2.0 wrote both settings into every study."""
+    ours = Settings(**SMALL)
+    check_same(ours, {**ours.as_json(), "sampler": "grid", "generations": 3})
+    with refused("study.sampled"):
+        check_same(ours, {**ours.as_json(), "sampler": "tpe", "generations": 3})
+
+
 def test_nonsense_is_refused_at_once():
     with refused("study.not_positive_numbers", "study.not_noise_sizes", "study.not_fractions") as caught:
         Settings(width=0, k=1, steps=5, lrs=(), noises=(0.0,), keep=2.0)
@@ -404,16 +412,6 @@ def test_a_killed_worker_is_noticed_and_its_run_goes_on(tmp_path):
     assert states["RUNNING"] == 0
     first = next(t for t in trials if t.state.name == "COMPLETE")
     assert first.user_attrs["told"]["resumed_at"] > 0, "it continued from the checkpoint"
-
-
-def test_tpe_proposes_the_same_points_to_everybody(tmp_path):
-    small = {**SMALL, "lrs": [0.002, 0.008], "noises": [0.05, 0.4], "sampler": "tpe", "generations": 1}
-    first = tune(Proxy(build, train), Settings(**small), folder=tmp_path / "a")
-    again = tune(Proxy(build, train), Settings(**small), folder=tmp_path / "b")
-    assert first == again
-    rates = [row["lr"] for row in rows(first, "base")]
-    assert len(rates) == 4
-    assert all(0.002 <= lr <= 0.008 for lr in rates)
 
 
 @pytest.mark.parametrize("scheme", ["t", "sigma", "paired"])

@@ -22,7 +22,7 @@ from ..tuning.engine import again, open_storage
 from ..tuning.grid import Point
 from ..tuning.halving import Agenda, Ladder
 from ..tuning.ledger import Ledger
-from ..tuning.settings import Settings
+from ..tuning.settings import Settings, stored_settings
 from ..tuning.status import EQUALITY, LegResult, Stay, stays
 
 
@@ -187,8 +187,8 @@ def _settings(storage: BaseStorage, study: str) -> Settings:
     try:
         number = again(lambda: storage.get_study_id_from_name(study))
         stored = again(lambda: storage.get_study_user_attrs(number))["settings"]
-        plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in stored.items()}
-        return Settings(**plain)
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
+        return Settings(**stored_settings(plain))
     except KeyError:
         names = sorted(found.study_name for found in again(storage.get_all_studies))
         there = ", ".join(map(repr, names[:9])) or "none"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf, log2
+from math import inf
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -39,23 +39,15 @@ def short(values: Sequence[float]) -> list[str]:
     return texts
 
 
-def is_grid(sweep: Sweep) -> bool:
-    """Whether points stand in rows and columns; those of TPE do not."""
-    lrs, noises = _lines(sweep)
-    return len(lrs) * len(noises) <= 2 * len(sweep.tried)
-
-
 def draw_map(sweep: Sweep, noise_name: str) -> Figure:
     """Every point with its loss at the last rung it reached: in colour at the end, hatched before it."""
-    if not is_grid(sweep):
-        return _draw_scatter(sweep, noise_name)
     lrs, noises = _lines(sweep)
     figure = Figure(
         figsize=(min(WIDEST, 2.6 + 0.95 * len(lrs)), min(12, 1.9 + 0.55 * len(noises))), layout="constrained"
     )
     axes = figure.subplots()
     _cells(axes, sweep, _at_end, whole=True, text=len(lrs) <= MOST_TEXT)
-    _star(axes, sweep, lrs.index, noises.index)
+    _star(axes, sweep, lrs, noises)
     _label(axes, sweep, noise_name)
     _colour_bar(figure, axes, _finished(sweep), f"loss at step {sweep.ladder.rungs[-1]}")
     return figure
@@ -64,7 +56,7 @@ def draw_map(sweep: Sweep, noise_name: str) -> Figure:
 def draw_rungs(sweep: Sweep, noise_name: str) -> Figure | None:
     """One map for each step at which runs were compared, with a scale of its own; None when there is only one."""
     ends = [end for end in sweep.ladder.rungs if any(end in t.rungs for t in sweep.tried)]
-    if len(ends) < 2 or not is_grid(sweep):
+    if len(ends) < 2:
         return None
     lrs, noises = _lines(sweep)
     wide = min(3.6, 1.3 + 0.32 * len(lrs), WIDEST / len(ends))
@@ -74,7 +66,7 @@ def draw_rungs(sweep: Sweep, noise_name: str) -> Figure | None:
     for axes, end in zip(figure.subplots(1, len(ends), squeeze=False)[0], ends, strict=True):
         here = [t.rungs[end] for t in sweep.tried if end in t.rungs]
         _cells(axes, sweep, partial(_at, end))
-        _star(axes, sweep, lrs.index, noises.index)
+        _star(axes, sweep, lrs, noises)
         _label(axes, sweep, noise_name if end == ends[0] else "")
         axes.tick_params(labelsize=9, labelleft=end == ends[0])
         axes.tick_params(axis="x", rotation=90)
@@ -162,13 +154,11 @@ def _write(axes: Axes, tried: Tried, x: float, y: float, ink: str) -> None:
         axes.text(x, y, f"{tried.loss:.4g}", ha="center", va="center", fontsize=9.5, color=ink)
 
 
-def _star(
-    axes: Axes, sweep: Sweep, x: Callable[[float], float], y: Callable[[float], float], raised: bool = True
-) -> None:
+def _star(axes: Axes, sweep: Sweep, lrs: Sequence[float], noises: Sequence[float]) -> None:
     """On the chosen point; while the sweep runs, a hollow star on the leading point."""
     leader = sweep.leader
     if leader is not None:
-        place = [x(leader.point.lr)], [y(leader.point.noise or 0.0) + (0.2 if raised else 0)]
+        place = [lrs.index(leader.point.lr)], [noises.index(leader.point.noise or 0.0) + 0.2]
         fill, gid = (STAR, "best") if sweep.best is not None else ("none", "leader")
         edge = "white" if sweep.best is not None else STAR
         axes.plot(*place, marker="*", markersize=15, color=fill, markeredgecolor=edge, zorder=6, gid=gid)
@@ -200,45 +190,3 @@ def place_of(point: Point) -> str:
     """
     noise = "" if point.noise is None else "no noise, " if point.noise == 0 else f"noise {point.noise:.4g}, "
     return f"{noise}learning rate {point.lr:.4g}"
-
-
-def _draw_scatter(sweep: Sweep, noise_name: str) -> Figure:
-    """Points that stand in no grid, where they are; zero noise on a line below."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    positive = [t.point.noise for t in sweep.tried if t.point.noise]
-    low, high = (log2(min(positive)), log2(max(positive))) if positive else (0.0, 0.0)
-    bottom = low - max(0.6, 0.2 * (high - low))
-
-    def y(noise: float) -> float:
-        return log2(noise) if noise else bottom
-
-    norm = _norm(_finished(sweep))
-    for tried in sweep.tried:
-        x, height = log2(tried.point.lr), y(tried.point.noise or 0.0)
-        if tried.state == "diverged":
-            axes.plot([x], [height], "x", color=INK, markersize=9, gid="diverged")
-        elif tried.state == "finished":
-            colour = colormaps["viridis"](norm(tried.loss or 0.0))
-            axes.plot(
-                [x], [height], "o", color=colour, markersize=13, markeredgecolor=INK, gid="cell finished"
-            )
-        elif tried.state == "stopped":
-            axes.plot(
-                [x], [height], "o", color=GREY, markersize=7, markeredgecolor="#777777", gid="cell stopped"
-            )
-            text = f"step {tried.steps}"
-            axes.annotate(text, (x, height), (0, -12), textcoords="offset points", fontsize=8, ha="center")
-    _star(axes, sweep, log2, y, raised=False)
-    axes.axhline((bottom + low) / 2, color=INK, linewidth=1)
-    ticks = sorted({round(low + i * (high - low) / 4, 3) for i in range(5)})
-    axes.set_yticks([bottom, *ticks], ["no noise", *(f"{2**t:.2g}" for t in ticks)])
-    rates = [log2(t.point.lr) for t in sweep.tried]
-    first, last = min(rates, default=0.0), max(rates, default=0.0)
-    places = [first + i * (last - first) / 4 for i in range(5)] if last > first else [first]
-    axes.set_xticks(places, [f"{2**p:.2g}" for p in places])
-    axes.margins(0.1)
-    axes.set_xlabel("learning rate")
-    axes.set_ylabel(noise_name)
-    _colour_bar(figure, axes, _finished(sweep), f"loss at step {sweep.ladder.rungs[-1]}")
-    return figure

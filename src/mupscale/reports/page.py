@@ -18,7 +18,7 @@ from .growing import growing, loss_text
 from .html import card, folded, notes, page, pair, picture, table, tag
 from .known import Known, Sweep, Tried
 from .lines import amount, curves_of, draw_bars, draw_curves, draw_first
-from .maps import draw_map, draw_rungs, is_grid, place_of
+from .maps import draw_map, draw_rungs, place_of
 from .verdict import Verdict
 from .widths import cautions, draw_widths, why_not
 
@@ -162,14 +162,13 @@ def _second(known: Known, gallery: Gallery, prefix: str) -> list[str]:
         f"{states.count(s)} {s}" for s in ("finished", "stopped", "diverged", "open") if s in states
     )
     star = "the star is the best point" if sweep.best is not None else "the hollow star leads so far"
-    early = "hatched" if is_grid(sweep) else "small and grey"
     parts = [
         tag("h3", "Sweep 2: noise and learning rate after growth"),
         gallery.add(
             f"{prefix}sweep2",
             None if sweep.leader is None else draw_map(sweep, name),
             f"map of learning rate and noise: {counts}; {_best(sweep)}",
-            f"Colour is the loss of finished runs, {sweep.ladder.rungs[-1]} steps; {star}. {early.capitalize()}: "
+            f"Colour is the loss of finished runs, {sweep.ladder.rungs[-1]} steps; {star}. Hatched: "
             "not at the end, stopped by a comparison or not finished yet; its loss is from an earlier step and cannot be "
             "compared with the others. Empty with ×: diverged.",
             _no_loss("2", sweep),

@@ -115,8 +115,6 @@ class _Seeds:
             return Verdict(f"None yet: {status}.", (), step)
         if all(loss == inf for losses in self.noisy for loss in losses.values()):
             return Verdict("Noise is not worth it here: every run with noise diverged.", self.left)
-        if self.done[0].settings.sampler != "grid":
-            return self._sampled()
         return self._decided() if len(self.done) >= LEAST else self._too_few()
 
     def _decided(self) -> Verdict:
@@ -157,15 +155,6 @@ class _Seeds:
         head = f"Not decided: {_WORDS[len(self.done)]} of the {_WORDS[LEAST]} seeds that tell a gain from chance."
         step = f"Run {_WORDS[count]} more seed{'s' if count > 1 else ''}:"
         return Verdict(head, [*self._found(), *self._late(), *self.left], *self._more(count, step))
-
-    def _sampled(self) -> Verdict:
-        """TPE tries other noises with every seed, so no seed can judge what another one has chosen."""
-        best = min((loss, point) for one in self.noisy for point, loss in one.items())[1].noise
-        head = "Not decided: TPE tries other points with every seed, so one seed cannot judge the choice of another."
-        step = f"Compare noise {best:.4g} with no noise on a grid, with {_WORDS[LEAST]} seeds:"
-        places = {seed: _folder(self.done[0], f"-noise{best:.4g}-seed{seed}") for seed in range(LEAST)}
-        changes = {"--sampler": "grid", "--noises": f"{best:.4g}"}
-        return Verdict(head, [*self._found(), *self.left], *self._next(step, places, changes))
 
     def _found(self) -> list[str]:
         """What every seed has found, which is no verdict."""

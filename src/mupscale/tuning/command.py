@@ -53,7 +53,9 @@ def read_command(folder: Path, study: str) -> Command | None:
     try:
         found = parse_json(read_regular(folder / _NAME), _NAME)
         options = {
-            str(name): None if value is None else str(value) for name, value in found["options"].items()
+            str(name): None if value is None else str(value)
+            for name, value in found["options"].items()
+            if name not in ("--sampler", "--generations")  # of 0.2.0
         }
         return Command(str(found["proxy"]), options) if options.get("--study", "mupscale") == study else None
     except (MupscaleError, OSError, KeyError, TypeError, AttributeError):

@@ -23,9 +23,9 @@ is the distance from 4:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import pairwise
 from math import inf
 from operator import mul
 
@@ -196,55 +196,18 @@ def grid_agenda(
     >>> agenda.best, len(agenda.points), agenda.on_edge
     (Point(lr=8.0, noise=None), 5, False)
     """
-
-    def follow(turn: int, points: list[Point], top: Mapping[Point, float]) -> tuple[list[Point], bool]:
-        best = min(top, key=lambda p: (top[p], p.lr, p.noise or 0), default=None)
-        grown = sorted({p.lr for p in points}), list(dict.fromkeys(p.noise for p in points))
-        new = [] if best is None else beyond(best, *grown, largest)
-        return new, not new or turn == extend
-
-    return _turns(points_of(lrs, noises), results, ladder, follow)
-
-
-Propose = Callable[[int, Mapping[Point, float]], list[Point]]
-"""The points of a generation, from its number and the losses at the top so far."""
-
-
-def sampled_agenda(
-    first: Sequence[Point],
-    propose: Propose,
-    generations: int,
-    results: Results,
-    ladder: Ladder,
-    on_edge: Callable[[Point], bool],
-) -> Agenda:
-    """Generations of points, each proposed from the results of the earlier ones."""
-
-    def follow(turn: int, points: list[Point], top: Mapping[Point, float]) -> tuple[list[Point], bool]:
-        if turn == generations:
-            best = min(top, key=lambda p: (top[p], p.lr, p.noise or 0), default=None)
-            return ([best] if best is not None and on_edge(best) else []), True
-        seen = {point: top.get(point, inf) for point in points}
-        return [point for point in propose(turn, seen) if point not in seen], False
-
-    return _turns(list(first), results, ladder, follow)
-
-
-Follow = Callable[[int, list[Point], Mapping[Point, float]], tuple[list[Point], bool]]
-"""From the number of a turn, all points and the losses at the top: the next points, and whether this was the last turn."""
-
-
-def _turns(new: list[Point], results: Results, ladder: Ladder, follow: Follow) -> Agenda:
-    """Points in turns, each decided by the results of the earlier ones; points left over at the end lie beyond an edge."""
-    points, top, steps = list[Point](), dict[Point, float](), 0
-    for turn in count():
+    new, points, top, steps = points_of(lrs, noises), list[Point](), dict[Point, float](), 0
+    for _ in range(extend + 1):
         steps += ladder.steps_for(new)
         missing, reached = climb(new, results, ladder, points)
         points += new
         top |= reached
         if missing:
             return Agenda(tuple(missing), top, tuple(points), False, steps)
-        new, last = follow(turn, points, top)
-        if last:
+        best = min(top, key=lambda p: (top[p], p.lr, p.noise or 0), default=None)
+        grown = sorted({p.lr for p in points}), list(dict.fromkeys(p.noise for p in points))
+        new = [] if best is None else beyond(best, *grown, largest)
+        if not new:
             break
+    # Points that are left over lie beyond an edge.
     return Agenda((), top, tuple(points), bool(new), steps)

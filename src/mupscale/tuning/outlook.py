@@ -29,13 +29,10 @@ class Outlook:
     @staticmethod
     def of(settings: Settings) -> Outlook:
         lrs = settings.lrs or ()
-        times = 1 if settings.sampler == "grid" else settings.generations + 1
-        first = times * settings.base_ladder.steps_for(points_of(lrs, (None,)))
+        first = settings.base_ladder.steps_for(points_of(lrs, (None,)))
         rates = settings.factors
         control = settings.wide_ladder.steps_for([Point(rate, 0.0) for rate in rates])
         noisy = settings.wide_ladder.steps_for(points_of(rates, [n for n in settings.noises if n]))
-        if settings.sampler != "grid":
-            noisy = times * control
         both = min(EQUAL_STEPS, settings.after) if settings.control_at_base else 0
         stay = 0 if settings.stay_steps is None else settings.steps + 2 * settings.stay_steps
         at_base = control if settings.control_at_base else 0

@@ -5,25 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import shown, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.schemes import TUNED
-from .grid import Point, points_of
-from .halving import Agenda, Ladder, Results, grid_agenda, sampled_agenda
-from .tpe import propose
+from .grid import Point
+from .halving import Agenda, Ladder, Results, grid_agenda
 
 if TYPE_CHECKING:
     from .proxy import Proxy
 
 _log = logging.getLogger(__name__)
 RUNGS = (0.0625, 0.5)
-_SAMPLERS = ("grid", "tpe")
 _LEAST = {
-    "width": 1, "k": 2, "steps": 1, "wide_steps": 1, "reference": 1, "extend": 0, "generations": 0,
+    "width": 1, "k": 2, "steps": 1, "wide_steps": 1, "reference": 1, "extend": 0,
 }  # fmt: skip
 """The smallest whole number that each setting may be; None stands for one that follows from the others."""
 _EXAMPLES = {
@@ -85,13 +82,6 @@ class Settings:
     )
     keep: float = _option("fraction of the runs that continue after a comparison", default=0.5)
     extend: int = _option("how often the grid may be extended beyond an edge", default=2)
-    sampler: str = _option(
-        "the points of a grid, or points proposed by TPE", choices=_SAMPLERS, default="grid"
-    )
-    generations: int = _option(
-        "generations that TPE proposes after the first, each with as many points as there are learning rates",
-        default=3,
-    )
     seed: int = _option("seed of initialisation and noise", default=0)
     control_at_base: bool = _option(
         "run zero noise at the wide width; by default it runs at the base's, which by the theorem is the same run for a "
@@ -157,10 +147,11 @@ class Settings:
         if not all(0 < v < 1 for v in self.rungs) or not 0 < self.keep < 1:
             what = f"rungs {self.rungs}, keep {self.keep}, expected fractions between 0 and 1"
             faults.append(Fault("study.not_fractions", "halving", what, f"write rungs={RUNGS}, keep=0.5"))
-        for key, known in (("scheme", tuple(TUNED)), ("sampler", _SAMPLERS)):
-            if getattr(self, key) not in known:
-                what = f"{getattr(self, key)!r}, expected one of {', '.join(map(repr, known))}"
-                faults.append(Fault("study.unknown_choice", key, what, f"write {key}={known[0]!r}"))
+        if self.scheme not in TUNED:
+            what = f"{self.scheme!r}, expected one of {', '.join(map(repr, TUNED))}"
+            faults.append(
+                Fault("study.unknown_choice", "scheme", what, f"write scheme={next(iter(TUNED))!r}")
+            )
         largest = TUNED[self.scheme].largest if self.scheme in TUNED else inf
         if any(v > largest for v in self.noises):
             what = f"{self.noises}, expected at most {largest:g} with the scheme {self.scheme!r}"
@@ -241,21 +232,7 @@ class Settings:
     def _agenda(
         self, lrs: Sequence[float], noises: Sequence[float | None], results: Results, ladder: Ladder
     ) -> Agenda:
-        if self.sampler == "grid":
-            return grid_agenda(lrs, noises, results, ladder, self.extend, TUNED[self.scheme].largest)
-        first = points_of(lrs, (noises[0],))
-        if noises[0] is not None:
-            first += propose(-1, {}, count=len(lrs), lrs=lrs, noises=noises, seed=self.seed)
-        more = partial(propose, count=len(lrs), lrs=lrs, noises=noises, seed=self.seed)
-
-        def on_edge(best: Point) -> bool:
-            """Whether it lies within a sixth of an end of the range: a sampler does not hit the end itself."""
-            lines = ((best.lr, lrs), (best.noise, [noise for noise in noises if noise]))
-            return any(
-                value and line and not 1.2 * min(line) < value < max(line) / 1.2 for value, line in lines
-            )
-
-        return sampled_agenda(first, more, self.generations, results, ladder, on_edge)
+        return grid_agenda(lrs, noises, results, ladder, self.extend, TUNED[self.scheme].largest)
 
     def as_json(self) -> dict[str, Any]:
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
@@ -272,9 +249,26 @@ def _usual_rates(optimizer: str) -> tuple[float, ...]:
     return tuple(2.0**power for power in range(low, high + 1))
 
 
-def check_same(ours: Settings, theirs: Mapping[str, Any]) -> None:
+def stored_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a study keeps, without those of the sampler that 0.2.0 had; raises if it was not the grid.
+
+    >>> stored_settings({"width": 8, "sampler": "grid", "generations": 3})
+    {'width': 8}
+    """
+    found = dict(stored)
+    sampler, _ = found.pop("sampler", "grid"), found.pop("generations", None)
+    if sampler != "grid":
+        raise MupscaleError(
+            f"this study was begun with --sampler {sampler}, which 0.2.0 had; start a new study, in another folder or by "
+            "another name",
+            code="study.sampled",
+        )
+    return found
+
+
+def check_same(ours: Settings, begun: Mapping[str, Any]) -> None:
     """Raise unless the study was begun with these settings."""
-    mine = ours.as_json()
+    mine, theirs = ours.as_json(), stored_settings(begun)
     remedy = "give the same settings to every worker, or another study name and folder to start anew"
     faults = [
         Fault(
