@@ -60,7 +60,7 @@ TOPICS = {
     "rank": "Processes of a sharded job.",
     "rates": "Learning rates.",
     "recipe": "Recipes that a study found.",
-    "report": "Reports of studies, and trackers.",
+    "report": "Reports of studies.",
     "run": "Runs: a model with its optimizers and schedules.",
     "scale": "Factors that multiply tensors.",
     "schedule": "Schedules of settings.",

@@ -33,19 +33,6 @@ def _deeper(base: Trained) -> mu.Run:
     return mu.upscale(base.run, lambda: Residual(3), mu.SignalNoise(0.05), plan=deeper_plan(base.x))
 
 
-class _Writer:
-    """What `log_growth` takes for a writer of TensorBoard."""
-
-    def add_scalar(self, *args: object, **named: object) -> None: ...
-    def add_text(self, *args: object, **named: object) -> None: ...
-    def flush(self) -> None: ...
-
-
-def _logged(base: Trained, grown: mu.Run) -> Any:
-    writer = type("SummaryWriter", (_Writer,), {"__module__": "torch.utils.tensorboard.writer"})()
-    return mu.diagnostics.log_growth(writer, base.run, grown, loss=base.loss, steps=3)
-
-
 @case(quick=True)
 def symmetry_and_awake(device: Device) -> Any:
     base = trained(device)
@@ -76,15 +63,15 @@ def noise_shares_of_a_padded_model(device: Device) -> Any:
 
 
 @case
-def log_growth(device: Device) -> Any:
+def growth_numbers(device: Device) -> Any:
     base = trained(device)
-    return _logged(base, _upscaled(base))
+    return mu.diagnostics.growth_numbers(base.run, _upscaled(base), loss=base.loss)
 
 
 @case
-def log_growth_of_a_deeper_model(device: Device) -> Any:
+def growth_numbers_of_a_deeper_model(device: Device) -> Any:
     base = trained(device, Residual, 2)
-    return _logged(base, _deeper(base))
+    return mu.diagnostics.growth_numbers(base.run, _deeper(base), loss=base.loss)
 
 
 @case(quick=True)

@@ -9,14 +9,13 @@ if TYPE_CHECKING:
     from .noise.resolve import resolve_noise as resolve_noise
     from .proofs.certificate import Certificate as Certificate
     from .reports.report import report as report
-    from .reports.trackers import log_growth as log_growth
-    from .reports.trackers import log_study as log_study
     from .runs.provenance import Growth as Growth
     from .runs.provenance import Provenance as Provenance
     from .sharded.verify import verify_sharded as verify_sharded
     from .trainers.going_on import read_provenance as read_provenance
     from .training.check.coordinates import Coordinates as Coordinates
     from .training.check.coordinates import coordinate_check as coordinate_check
+    from .training.check.growth_numbers import growth_numbers as growth_numbers
     from .training.check.symmetry import awake as awake
     from .training.check.symmetry import noise_shares as noise_shares
     from .training.check.symmetry import symmetry as symmetry

@@ -27,9 +27,6 @@ EXTRAS: Mapping[str, Extra] = {
     "lightning": Extra(("lightning",), "LightningCallback: Lightning continues from a widened checkpoint"),
     "plot": Extra(("matplotlib",), "figures of the demo, coordinate checks and reports"),
     "remote": Extra(("fsspec", "s3fs"), "a base or a result at a URL: s3://bucket/model and others"),
-    "trackers": Extra(
-        ("tensorboard", "wandb", "mlflow"), "trackers to which growth and studies are logged; not part of all"
-    ),
     "tune": Extra(("optuna", "psycopg", "sqlalchemy"), "mupscale tune, mupscale report"),
 }
 

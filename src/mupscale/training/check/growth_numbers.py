@@ -1,0 +1,71 @@
+"""What growth did to a run, as a flat dict of numbers that any tracker can log."""
+
+from __future__ import annotations
+
+import torch
+
+from ...arguments import wrong_kind
+from ...errors import raise_faults
+from ...optimizers.rates import Rates
+from ...proofs.identity import Loss, keeping_buffers
+from ...runs.run import Run
+from ...tensors.random_states import forked
+from ..units.clip import grad_norm
+from .symmetry import awake, noise_shares, symmetry
+
+
+def growth_numbers(base: Run, wide: Run, *, loss: Loss | None = None) -> dict[str, float]:
+    """What growth did, as named numbers.
+
+    - `lr_before` and `lr_after`: the learning rate at the reference, the largest of all groups.
+    - `loss_before` and `loss_after`, `grad_norm_before` and `grad_norm_after` (at the reference), measured with `loss`; without
+      it, the losses that `upscale` recorded. They are equal where no noise was added.
+    - `noise`: how large the noise is next to the weights, `symmetry`: how far copies have parted, `awake`: how awake new parts
+      are; each the largest of all tensors, where there are any.
+
+    Neither run is changed.
+
+    >>> from torch import nn
+    >>> import mupscale as mu
+    >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
+    >>> base = mu.Run(make(4))
+    >>> growth_numbers(base, mu.grow(base, lambda: make(8)))
+    {'symmetry': 0.0}
+    """
+    faults = [
+        fault
+        for name, side in (("base", base), ("wide", wide))
+        for fault in wrong_kind(name, side, Run, f"write mu.Run({name}), or what mu.upscale gave")
+    ]
+    raise_faults("growth_numbers compares two runs", faults)
+    numbers: dict[str, float] = {}
+    for name, run in (("before", base), ("after", wide)):
+        rates = [rate for optimizer in run.optimizers for rate in Rates(optimizer).at_reference()]
+        numbers |= {f"lr_{name}": max(rates)} if rates else {}
+        if loss is not None:
+            numbers[f"loss_{name}"], numbers[f"grad_norm_{name}"] = _loss_and_norm(run, loss)
+        elif "loss" in wide.provenance:
+            numbers[f"loss_{name}"] = float(wide.provenance["loss"][name])
+    shares = {}
+    if {"noise", "added_noise"} & wide.provenance.keys():
+        shares = {name: found.share for name, found in noise_shares(base, wide).items()}
+    for what, values in (("noise", shares), ("symmetry", symmetry(wide)), ("awake", awake(wide))):
+        numbers |= {what: max(values.values())} if values else {}
+    return numbers
+
+
+def _loss_and_norm(run: Run, loss: Loss) -> tuple[float, float]:
+    """The loss on its batch and the gradient norm at the reference; gradients and buffers are as before afterwards."""
+    parameters = list(run.model.parameters())
+    kept = [p.grad for p in parameters]
+    try:
+        for p in parameters:
+            p.grad = None
+        # The same dropout, where there is some, before and after.
+        with forked(run.model, seed=0), keeping_buffers(run.model):
+            value = loss(run.model)
+            torch.autograd.backward(value)
+        return float(value.detach()), float(grad_norm(run.model, run))
+    finally:
+        for p, grad in zip(parameters, kept, strict=True):
+            p.grad = grad
