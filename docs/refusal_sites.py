@@ -47,7 +47,6 @@ TOPICS = {
     "kernel": "The code that fills tensors: portable, compiled or Triton.",
     "layout": "How the units of a tensor are laid out.",
     "lightning": "Lightning's checkpoints and Trainer.",
-    "limits": "Infinite width.",
     "megatron": "Megatron's checkpoints.",
     "model": "Modules and tensors of a model.",
     "noise": "Noise that breaks the symmetry of copies.",

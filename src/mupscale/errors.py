@@ -160,7 +160,7 @@ TYPES: dict[type[MupscaleError], str] = {
         advice argument axis.factor_out_of_range axis.no_parts axis.not_a_factor axis.not_an_axis axis.out_of_range
         axis.unknown_role clip depth.order_does_not_fit depth.order_missing depth.order_not_measured
         depth.order_not_one_list depth.wrong_places factory.not_a_module goal layout.axis_not_named
-        layout.not_a_divisor layout.not_a_layout layout.other_sizes limits noise.above_norm noise.needs_loss
+        layout.not_a_divisor layout.not_a_layout layout.other_sizes noise.above_norm noise.needs_loss
         noise.new_weights_alone noise.no_such_dimension noise.no_such_row noise.not_a_size noise.not_given
         noise.other_number_of_sizes noise.pattern_matches_nothing noise.rise_and_steps noise.sigma_or_t
         noise.unknown_tensor noise.zero_rise option plan.no_such_name plan.not_given plan.wrong_roles

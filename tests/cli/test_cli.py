@@ -146,7 +146,7 @@ def test_a_reader_that_has_read_enough_is_no_error():
     command = [
         sys.executable,
         "-c",
-        "import sys; from mupscale.cli.main import main; sys.exit(main(['cost', '--paper']))",
+        "import sys; from mupscale.cli.main import main; sys.exit(main(['advise', *'--params 4103 --spent 1e11 --budget 1e11 --to 14343'.split()]))",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as done:
         assert done.stdout is not None

@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.limits import largest
-from mupscale.limits import FiniteWidth, LinearKets, SampledKets, Schedule, four_layer, three_layer
-from mupscale.limits.program import Backend
-from mupscale.limits.recursions import FourLayer, four_layer_coefficients, three_layer_recursion
+from reproduce.limits import FiniteWidth, LinearKets, SampledKets, Schedule, four_layer, three_layer
+from reproduce.limits.measure import largest
+from reproduce.limits.program import Backend
+from reproduce.limits.recursions import FourLayer, four_layer_coefficients, three_layer_recursion
 
 pytestmark = pytest.mark.nightly
 

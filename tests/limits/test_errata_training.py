@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from harness.limits import largest
 from mupscale.tuning.flops import gpt2_parameters, transformer_flops
-from mupscale.tuning.paper_cost import CONTEXT, EXPERIMENTS, LAYERS, VOCABULARY
+from reproduce.limits.measure import largest
+from reproduce.paper_cost import CONTEXT, EXPERIMENTS, LAYERS, VOCABULARY
 
 pytestmark = pytest.mark.nightly
 

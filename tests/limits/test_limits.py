@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -13,20 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import mupscale.limits
-from harness.limits import (
-    ACTIVATIONS,
-    NETWORK,
-    REFERENCE,
-    SAMPLED,
-    SAMPLES,
-    SCHEDULE,
-    Forgetful,
-    largest,
-    sampled,
-)
 from harness.refusals import refusal
-from mupscale.limits import (
+from reproduce.limits import (
     FiniteWidth,
     LinearKets,
     SampledKets,
@@ -38,7 +24,18 @@ from mupscale.limits import (
     three_layer,
     three_layer_recursion,
 )
-from mupscale.limits.program import Backend, Kind
+from reproduce.limits.measure import (
+    ACTIVATIONS,
+    NETWORK,
+    REFERENCE,
+    SAMPLED,
+    SAMPLES,
+    SCHEDULE,
+    Forgetful,
+    largest,
+    sampled,
+)
+from reproduce.limits.program import Backend, Kind
 
 pytestmark = pytest.mark.nightly
 
@@ -185,13 +182,37 @@ def test_what_cannot_run_is_refused():
     refusal(lambda: convergence([0.0], lambda n, s: [0.0, 1.0], (4, 8), 2), "limits.shapes_differ")
 
 
-def test_the_room_is_small_and_loaded_on_demand_only():
-    assert len(mupscale.limits.__all__) <= 10
-    code = (
-        "import sys, mupscale; assert 'mupscale.limits' not in sys.modules\n"
-        "import mupscale.limits; assert not {'matplotlib', 'scipy'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def schedule(**changes: Any) -> Schedule:
+    return Schedule(**{"steps": 3, "grow_at": 2, "rate": 0.1, **changes})
+
+
+def example(noise: Any) -> Any:
+    return three_layer(LinearKets(2), schedule(), x=1.0, sigma=1.0, noise=noise, slope=lambda y: y - 1)
+
+
+def recursion(k: Any) -> Any:
+    noise = dict.fromkeys("ABCD", 0.1)
+    return four_layer_recursion(schedule(), k=k, x=1.0, sigma=1.0, noise=noise, slope=lambda y: y - 1)
+
+
+def network(sigma: Any) -> Any:
+    options: dict[str, Any] = {"inputs": [[1.0]], "targets": [1.0], "noise": [0.1, 0.1], "activation": None}
+    return mlp(LinearKets(2), schedule(), sigma=sigma, **options)
+
+
+def test_wrong_calls_are_refused_and_the_right_ones_accepted():
+    kets = LinearKets(2)
+    matrix, x = kets.matrix("W", "noise"), kets.vector("x", "noise")
+    values: dict[str, Any] = {"x": [1.0, 2.0]}
+    refusal(lambda: schedule(steps=3.0), "argument.not_whole")
+    refusal(lambda: example(0.5), "argument.wrong_type")
+    refusal(lambda: recursion(0), "argument.not_whole")
+    refusal(lambda: network(1.0), "limits.one_size_for_layers")
+    refusal(lambda: matrix @ 3, "limits.not_a_vector")  # type: ignore[operator]
+    refusal(lambda: SampledKets(2, 64, seed=1.5), "argument.not_whole")  # type: ignore[arg-type]
+    refusal(lambda: FiniteWidth(2, 2, values=values), "argument.wrong_type")
+    schedule(), example(dict.fromkeys("ABC", 0.5)), recursion(2), network([1.0, 1.0]), matrix @ x
+    SampledKets(2, 64, seed=1), FiniteWidth(2, 2, values={"x": torch.tensor(values["x"])})
 
 
 def test_sobol_columns_go_on_where_a_smaller_engine_ended():

@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from harness.limits import (
+from reproduce.limits import (
+    FiniteWidth,
+    SampledKets,
+    Schedule,
+    convergence,
+    four_layer,
+    four_layer_recursion,
+    mlp,
+)
+from reproduce.limits.convergence import Convergence
+from reproduce.limits.measure import (
     ACTIVATIONS,
     NETWORK,
     OWN,
@@ -23,17 +33,7 @@ from harness.limits import (
     largest,
     sampled,
 )
-from mupscale.limits import (
-    FiniteWidth,
-    SampledKets,
-    Schedule,
-    convergence,
-    four_layer,
-    four_layer_recursion,
-    mlp,
-)
-from mupscale.limits.convergence import Convergence
-from mupscale.limits.real import Grow, grown, train_model
+from reproduce.limits.real import Grow, grown, train_model
 from tests.limits.test_limits import FOUR, SLOW
 
 pytestmark = pytest.mark.nightly

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "src" / "mupscale"
 ORDER = [
     "rules", "tensors", "storage", "files", "models", "plans", "optimizers", "runs", "noise", "proofs", "planning",
-    "training", "families", "jobs", "checkpoints", "sharded", "trainers", "tuning", "reports", "limits", "cli",
+    "training", "families", "jobs", "checkpoints", "sharded", "trainers", "tuning", "reports", "cli",
 ]  # fmt: skip
 INNER = {"planning": ["facts", "search"], "training": ["start", "units", "rates", "grow", "check"]}
 """The folders of rooms that have some, in order; files of the room itself may import from all of them."""
@@ -231,18 +231,12 @@ ALLOWED_POWERS = {
     "optimizers/settings.py: scale**-1",  # the inverse of a scale that the plan has
     "noise/resolve.py: float(entry.change.c / experts) ** 0.5",  # the norm of dup(W) is √c times that of W
 }
-# limits/ has closed forms of its own: what a width does in the limit is what that room computes.
-WITHOUT_TABLE = ("rules", "limits")
 
 
 def test_no_exponent_of_a_width_outside_the_table():
     """How a tensor, its state or a setting scales with the width is written in rules/ and read everywhere else."""
     named = {path.relative_to(PACKAGE).as_posix(): path for path in FILES}
-    tables = [
-        n
-        for n, p in named.items()
-        if room(p) and room(p) not in WITHOUT_TABLE and units_imported(p.read_text())
-    ]
+    tables = [n for n, p in named.items() if room(p) and room(p) != "rules" and units_imported(p.read_text())]
     assert not tables, "units are rows of rules/"
     handling = {name: path.read_text() for name, path in named.items() if room(path) in UNIT_ROOMS}
     found = {f"{name}: {power}" for name, text in handling.items() for power in powers_in(text)}

@@ -18,7 +18,6 @@ from torch import nn
 import mupscale as mu
 from harness.imports import without_torch
 from harness.refusals import refusal
-from mupscale import limits
 from mupscale.arguments import wrong_function, wrong_kind, wrong_list, wrong_number, wrong_whole
 from mupscale.cli.main import main
 
@@ -115,30 +114,6 @@ def state() -> dict[str, Any]:
 
 def carried() -> dict[str, Any]:
     return mu.trainers.grow_optimizer_state_dict(state(), PLAN, AdamW)
-
-
-def schedule(**changes: Any) -> limits.Schedule:
-    return limits.Schedule(**{"steps": 3, "grow_at": 2, "rate": 0.1, **changes})
-
-
-def example(noise: Any) -> Any:
-    kets = limits.LinearKets(2)
-    return limits.three_layer(kets, schedule(), x=1.0, sigma=1.0, noise=noise, slope=lambda y: y - 1)
-
-
-def recursion(k: Any) -> Any:
-    noise = dict.fromkeys("ABCD", 0.1)
-    return limits.four_layer_recursion(schedule(), k=k, x=1.0, sigma=1.0, noise=noise, slope=lambda y: y - 1)
-
-
-def network(sigma: Any) -> Any:
-    options: dict[str, Any] = {"inputs": [[1.0]], "targets": [1.0], "noise": [0.1, 0.1], "activation": None}
-    return limits.mlp(limits.LinearKets(2), schedule(), sigma=sigma, **options)
-
-
-def product(other: Any) -> Any:
-    kets = limits.LinearKets(2)
-    return kets.matrix("W", "noise") @ (kets.vector("x", "noise") if other is None else other)
 
 
 # fmt: off
@@ -304,19 +279,6 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
         lambda: mu.trainers.grow_optimizer_state_dict(state(), PLAN, AdamW), "state.unknown_name"),
     "groups of a state without names": (lambda: mu.trainers.groups_for(WIDE, adamw(WIDE).state_dict()),
         lambda: mu.trainers.groups_for(WIDE, carried()), "state.no_names"),
-    # Limits.
-    "steps in floats": (lambda: schedule(steps=3.0), schedule, "argument.not_whole"),
-    "one noise for all layers": (lambda: example(0.5),
-        lambda: example(dict.fromkeys("ABC", 0.5)), "argument.wrong_type"),
-    "growth by nothing": (lambda: recursion(0), lambda: recursion(2), "argument.not_whole"),
-    "one sigma for all layers": (lambda: network(1.0),
-        lambda: network([1.0, 1.0]), "limits.one_size_for_layers"),
-    "a number times a matrix": (lambda: product(3), lambda: product(None), "limits.not_a_vector"),
-    "a seed of samples": (lambda: limits.SampledKets(2, 64, seed=1.5),  # type: ignore[arg-type]
-        lambda: limits.SampledKets(2, 64, seed=1), "argument.not_whole"),
-    "values in a list": (
-        lambda: limits.FiniteWidth(2, 2, values={"x": [1.0, 2.0]}),  # type: ignore[dict-item]
-        lambda: limits.FiniteWidth(2, 2, values={"x": torch.tensor([1.0, 2.0])}), "argument.wrong_type"),
 }
 # fmt: on
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from harness.refusals import refusal, refused
-from mupscale.cli.cost import tera
 from mupscale.cli.main import main
 from mupscale.tuning.cost import ACCOUNTS, ComparedRuns, Cost, reasons
 from mupscale.tuning.flops import (
@@ -22,8 +21,17 @@ from mupscale.tuning.flops import (
     step_of,
     transformer_flops,
 )
-from mupscale.tuning.paper_cost import CIFAR, COVERTYPE, EXPERIMENTS, LAYERS, gpt2_step, mlp_epoch
 from mupscale.tuning.stock_flops import StockModel
+from reproduce.paper_cost import (
+    CIFAR,
+    COVERTYPE,
+    EXPERIMENTS,
+    LAYERS,
+    gpt2_step,
+    mlp_epoch,
+    paper,
+    tera,
+)
 
 TINY = {
     "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "n_positions": 16,
@@ -71,9 +79,8 @@ def test_the_lengths_of_upscaled_runs_are_the_only_ones_that_fit(run):
         assert tera(other * flops_at(case.wide)) != printed
 
 
-def test_the_command_prints_every_number_of_the_paper(capsys):
-    assert main(["cost", "--paper"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_the_table_has_every_number_of_the_paper():
+    lines = paper().splitlines()
     rows = {line[:26].strip(): line[26:].split() for line in lines[1:] if line}
     assert rows["TFLOPs from scratch"] == ["11,326", "11,326", "265,970", "37,929,809"]
     assert rows["TFLOPs of the base"] == ["740", "740", "66,547", "10,615,488"]
@@ -364,7 +371,6 @@ def test_the_command_says_when_no_proxy_can_be_computed(tmp_path, capsys):
     ("arguments", "faults"),
     [
         ([], ["model [option.not_given]"]),
-        (["--paper", "-k", "2"], ["-k [option.said_elsewhere]"]),
         (["x.py", "-k", "2"], [f"{name} [option.not_given]" for name in ("--steps", "--proxy", "--width")]),
         (["x", "-k", "2", "--proxy", "1", "--steps", "1", "--width", "8"], ["--width [option.said_elsewhere]"]),
         (["x.py", "-k", "2", "--proxy", "1", "--steps", "0", "--width", "8"], ["--steps [option.below_least]"]),
@@ -402,10 +408,8 @@ def test_models_of_images_are_sent_to_a_python_file(tmp_path, capsys):
     assert "vit [cost.other_inputs]" in capsys.readouterr().err
 
 
-def test_the_page_shows_what_the_command_prints(capsys):
+def test_the_page_shows_the_table():
     page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
-    assert main(["cost", "--paper"]) == 0
-    table = capsys.readouterr().out.split("\n\n")[0]
-    assert table in page
+    assert paper().split("\n\n")[0] in page
     grid = 25 / EXPERIMENTS["MLP, SGD"].tuning_ratio
     assert f"cost the MLP {grid:.2f} runs from scratch" in page

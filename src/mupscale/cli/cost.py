@@ -6,24 +6,19 @@ Prints; the arithmetic is in `tuning/`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ..extras import needs
 from ..text import columns
 from ..tuning.cost import ACCOUNTS, ComparedRuns, Cost, Number, reasons
 from ..tuning.file_flops import FileModel
 from ..tuning.flops import quadratic
-from ..tuning.paper_cost import EXPERIMENTS, TOKENS, VOCABULARY, Experiment
 from ..tuning.stock_flops import StockModel
 
-_MISSING = "–"
 Model = StockModel | FileModel
 
 
 def run(chosen: argparse.Namespace) -> int:
-    if chosen.paper:
-        print(paper())
-        return 0
     stock = chosen.model.suffix != ".py"
     model: Model
     with needs("the cost of a Hugging Face model", "hf"):
@@ -43,15 +38,6 @@ def run(chosen: argparse.Namespace) -> int:
     )
     print(describe(str(chosen.model), case, model))
     return 0
-
-
-def tera(flops: Number) -> str:
-    """FLOPs in whole TFLOPs, as the paper prints them.
-
-    >>> tera(739.7435235e12)
-    '740'
-    """
-    return f"{float(flops) / 1e12:,.0f}"
 
 
 def unit_for(flops: Iterable[Number]) -> tuple[str, float]:
@@ -161,36 +147,3 @@ def _proxies(case: ComparedRuns, model: Model) -> str:
 
 def _ratio(case: ComparedRuns, largest: int) -> str:
     return f"{case.width / largest:.3g} (n0 = {largest:,} or less)" if largest < case.width else "any"
-
-
-def paper() -> str:
-    """The paper's totals and speedups, each computed from sizes."""
-    runs = EXPERIMENTS
-    rows: list[tuple[str, ...]] = [("", *runs)]
-
-    def row(what: str, show: Callable[[Experiment], str]) -> None:
-        rows.append((what, *(show(experiment) for experiment in runs.values())))
-
-    def tuned(show: Callable[[Experiment], str]) -> Callable[[Experiment], str]:
-        return lambda run: show(run) if run.grid else _MISSING
-
-    row("n -> k·n", lambda run: f"{run.case.width:,} -> {run.case.wide:,}")
-    row("n0 -> k·n0", lambda run: f"{run.case.proxy} -> {run.case.k * run.case.proxy}")
-    row("TFLOPs from scratch", lambda run: tera(run.cost.scratch))
-    row("TFLOPs of the base", lambda run: tera(run.cost.base))
-    row("TFLOPs upscaled", lambda run: tera(run.cost.upscaled))
-    row("TFLOPs of tuning", tuned(lambda run: tera(run.cost.tuning)))
-    row("a trial at k·n / at k·n0", lambda run: f"{run.tuning_ratio:.1f}")
-    row(
-        "stay: steps at n / at k·n",
-        lambda run: f"{run.case.steps_throughout(run.flops_at) / run.case.steps:.1f}",
-    )
-    row("speedup, base sunk", lambda run: f"{run.cost.speedup('base sunk'):.1f}")
-    row("speedup, base charged", lambda run: f"{run.cost.speedup('base charged'):.1f}")
-    row("speedup, tuning charged", tuned(lambda run: f"{run.cost.speedup('tuning charged'):.1f}"))
-    row("speedup, both charged", tuned(lambda run: f"{run.cost.speedup('both charged'):.2f}"))
-    notes = (
-        f"GPT-2's totals need a vocabulary of {VOCABULARY:,} and {TOKENS:,} tokens per step; the paper's text says 50,257 and 0.5 M.",
-        f"{_MISSING}: the paper states no size of the grid. The search for the first learning rate is charged nowhere.",
-    )
-    return columns(rows, right=tuple(range(1, len(runs) + 1)), indent=0) + "\n\n" + "\n".join(notes)

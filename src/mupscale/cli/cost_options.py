@@ -24,7 +24,6 @@ def add_to(verbs: Any) -> None:
         examples=(
             "proxy.py -k 4 --width 500 --proxy 100 --steps 100000",
             "./base -k 2 --steps 10000 --batch 256 --context 1024",
-            "--paper",
         ),
     )
     verb.add_argument(
@@ -33,11 +32,6 @@ def add_to(verbs: Any) -> None:
         type=Path,
         help="a Python file with build(width) -> module and inputs() -> what the module is called with in one step; or "
         "a Hugging Face directory or config.json of a language model",
-    )
-    verb.add_argument(
-        "--paper",
-        action="store_true",
-        help="show the paper's own runs, computed from their sizes, and nothing else",
     )
     verb.add_argument("-k", type=int, metavar="K", help="how many times wider, 2 or more; needed")
     verb.add_argument(
@@ -103,21 +97,13 @@ def _check(chosen: argparse.Namespace) -> None:
     for_stock = {"--batch": chosen.batch, "--context": chosen.context}
     given = {**named, **proxy, **for_file, **for_stock}
     given |= {"--base-steps": chosen.base_steps, "--upscaled-steps": chosen.upscaled_steps}
-    if chosen.paper:
-        odd = [name for name, value in given.items() if value is not None] + ["model"] * (
-            chosen.model is not None
-        )
-        faults = [
-            Fault("option.said_elsewhere", name, "the paper's runs have their own", "leave it out")
-            for name in odd
-        ]
-    elif chosen.model is None:
+    if chosen.model is None:
         faults = [
             Fault(
                 "option.not_given",
                 "model",
                 "not given",
-                "name a Python file or a directory, or write --paper",
+                "name a Python file or a directory",
             )
         ]
     else:

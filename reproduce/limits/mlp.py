@@ -14,7 +14,8 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from ..errors import Fault, raise_faults
+from mupscale.errors import Fault, raise_faults
+
 from .program import Backend, Vector
 from .schedule import Schedule
 from .weights import Weight, step
@@ -40,7 +41,7 @@ def mlp(
     derivative of a sample's loss by its output, by default of (output - target)²/2; a step follows the mean over
     all samples, or over `batches[t]`. `activation` None leaves the network linear.
 
-    >>> from mupscale.limits import SampledKets
+    >>> from reproduce.limits import SampledKets
     >>> settings = dict(inputs=[[1.0], [-0.5]], targets=[1.0, 0.5], sigma=[1, 1, 1], noise=[0.2, 0.2, 0.2])
     >>> outputs = mlp(SampledKets(k=2, samples=2**10), Schedule(steps=3, grow_at=2, rate=0.5), **settings)
     >>> [round(y, 1) for y in outputs[2]]

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..arguments import wrong_whole
-from ..errors import Fault, MupscaleError, raise_faults
-from ..extras import needs
+from mupscale.arguments import wrong_whole
+from mupscale.errors import Fault, MupscaleError, raise_faults
+from mupscale.extras import needs
 
 Numbers = NDArray[np.float64]
 

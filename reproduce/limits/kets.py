@@ -13,7 +13,7 @@ An example: y = Wᵀ W x for a Gaussian matrix W and a random x of size 1.
 
 so ⟨x, y⟩ = |W x|² = 1 and |y|² = 2, as the law of Marchenko and Pastur says:
 
->>> from mupscale.limits import LinearKets
+>>> from reproduce.limits import LinearKets
 >>> kets = LinearKets(k=1)
 >>> W, x = kets.matrix("W", "noise"), kets.vector("x", "noise")
 >>> y = W.T @ (W @ x)

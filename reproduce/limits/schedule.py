@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..arguments import wrong_kind, wrong_number, wrong_whole
-from ..errors import Fault, raise_faults
+from mupscale.arguments import wrong_kind, wrong_number, wrong_whole
+from mupscale.errors import Fault, raise_faults
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def three_layer(
 ) -> list[float]:
     """y = ⟨A, B C x⟩ with B trained: the outputs, one for each step. All weights start at size σ̄.
 
-    >>> from mupscale.limits import LinearKets
+    >>> from reproduce.limits import LinearKets
     >>> settings = dict(x=1.0, sigma=1.0, noise={"A": 0.5, "B": 0.5, "C": 0.5}, slope=lambda y: y - 1)
     >>> [round(y, 6) for y in three_layer(LinearKets(k=2), Schedule(steps=4, grow_at=2, rate=0.5), **settings)]
     [0.0, 0.5, 0.75, 0.945312]

@@ -15,13 +15,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ..noise.kinds import MupNoise
-from ..planning.infer import plan_between
-from ..runs.run import Run
-from ..tensors.devices import on_cpu
-from ..training.grow.upscale import upscale
-from ..training.start.init import init_
-from ..training.units.groups import param_groups
+from mupscale.noise.kinds import MupNoise
+from mupscale.planning.infer import plan_between
+from mupscale.runs.run import Run
+from mupscale.tensors.devices import on_cpu
+from mupscale.training.grow.upscale import upscale
+from mupscale.training.start.init import init_
+from mupscale.training.units.groups import param_groups
+
 from .schedule import Schedule
 
 Grow = Callable[[Run, Callable[[], nn.Module], MupNoise, float, int], Run]
@@ -60,7 +61,7 @@ def train_model(
     >>> settings = dict(inputs=[[1.0]], targets=[1.0], sigma=[1, 1, 1], noise=[0.1, 0.1, 0.1], activation=nn.Tanh())
     >>> schedule = Schedule(steps=4, grow_at=2, rate=0.1)
     >>> real = train_model(8, 2, schedule, **settings, keep_values=True)
-    >>> from mupscale.limits import FiniteWidth, mlp
+    >>> from reproduce.limits import FiniteWidth, mlp
     >>> program = mlp(FiniteWidth(8, 2, values=real.values), schedule, **settings)
     >>> max(abs(a[0] - b[0]) for a, b in zip(real.outputs, program)) < 1e-12
     True

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from ..arguments import shown, wrong_whole
-from ..errors import Fault, MupscaleError, raise_faults
+from mupscale.arguments import shown, wrong_whole
+from mupscale.errors import Fault, MupscaleError, raise_faults
 
 Kind = Literal["duplicated", "noise"]
 """How an initial object came into the wide model: copied from the base, or drawn at the wide width."""
@@ -22,7 +22,7 @@ Kind = Literal["duplicated", "noise"]
 class Vector:
     """A vector of the program; it adds, subtracts, and is multiplied by numbers.
 
-    >>> from mupscale.limits import LinearKets
+    >>> from reproduce.limits import LinearKets
     >>> kets = LinearKets(k=2)
     >>> x = kets.vector("x", "noise")
     >>> kets.dot(x, 3 * x - x)

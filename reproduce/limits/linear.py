@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..errors import MupscaleError
+from mupscale.errors import MupscaleError
+
 from .kets import Kets
 from .program import Kind, Vector
 

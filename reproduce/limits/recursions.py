@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..arguments import wrong_whole
-from ..errors import raise_faults
+from mupscale.arguments import wrong_whole
+from mupscale.errors import raise_faults
+
 from .examples import Slope
 from .schedule import Schedule, check_noise
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from ..arguments import wrong_whole
-from ..errors import Fault, raise_faults
-from ..tensors.devices import on_cpu
+from mupscale.arguments import wrong_whole
+from mupscale.errors import Fault, raise_faults
+from mupscale.tensors.devices import on_cpu
+
 from .kets import Rows
 
 Sampler = Literal["sobol", "white", "plain"]

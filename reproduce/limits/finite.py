@@ -12,8 +12,9 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from ..arguments import wrong_kind, wrong_whole
-from ..errors import Fault, raise_faults
+from mupscale.arguments import wrong_kind, wrong_whole
+from mupscale.errors import Fault, raise_faults
+
 from .program import Backend, Kind, Matrix, Vector
 
 

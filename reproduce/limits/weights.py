@@ -13,7 +13,7 @@ from .program import Backend, Matrix, Vector
 class Weight:
     """A trained matrix: `weight.times(x)`, or with its transpose.
 
-    >>> from mupscale.limits import LinearKets
+    >>> from reproduce.limits import LinearKets
     >>> kets = LinearKets(k=2)
     >>> x, u = kets.vector("x", "noise"), kets.vector("u", "noise")
     >>> weight = Weight(kets, kets.matrix("W", "noise"))
