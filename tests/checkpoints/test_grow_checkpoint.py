@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,28 @@ def test_a_record_of_version_0_2_is_read(tiny, tmp_path):
     record["request"]["to"] = "hidden=32,kv_heads=2,heads=4,layers=2"
     goal = Request.from_json(record["request"]).goal
     assert goal.to_text == "layers=2,heads=4,hidden=32,kv_heads=2"
+
+
+def test_other_formats_grow_by_a_plan_and_directories_find_theirs(tiny, tmp_path):
+    plan, out = mu.plans.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4), tmp_path / "wide"
+    saved = {f"model.{name}": tensor for name, tensor in torch.nn.Linear(2, 2).state_dict().items()}
+    torch.save({"state_dict": saved, "optimizer_states": []}, tmp_path / "base.ckpt")
+    (tmp_path / "distributed").mkdir()
+    (tmp_path / "distributed" / ".metadata").touch()
+    (tmp_path / "universal").mkdir()
+    (tmp_path / "universal" / "latest_universal").write_text("step1")
+    wrong: list[tuple[str, str, dict[str, Any]]] = [
+        ("checkpoint.plan_is_found", str(tiny), {"plan": plan}),
+        ("goal.not_given", str(tiny), {}),
+        ("checkpoint.needs_plan", "base.ckpt", {}),
+        ("checkpoint.plan_is_the_goal", "base.ckpt", {"plan": plan, "multipliers": 2}),
+        ("noise.not_in_format", "base.ckpt", {"plan": plan, "noise": mu.SignalNoise(0.05)}),
+        ("noise.needs_loss", "universal", {"plan": plan, "noise": mu.AutoNoise()}),
+        ("checkpoint.grows_while_loading", "distributed", {"plan": plan}),
+    ]
+    for code, name, given in wrong:
+        error = refusal(partial(mu.grow_checkpoint, tmp_path / name, out, **given))
+        assert error.codes == (code,)
+        assert not out.exists()
+    assert mu.grow_checkpoint(tmp_path / "base.ckpt", out, plan=plan).outcome == "written"
+    assert torch.load(out)["state_dict"]["model.weight"].shape == (4, 4)

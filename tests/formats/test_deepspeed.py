@@ -192,7 +192,7 @@ def test_growing_twice_is_growing_by_the_product(narrow, tmp_path):
 def test_noise_is_that_of_the_seed_and_leaves_moments_alone(narrow, tmp_path):
     folder, run = narrow
     noise = mu.SignalNoise(0.1)
-    mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN, noise=noise, seed=5)
+    mu.grow_checkpoint(folder, tmp_path / "wide", plan=PLAN, noise=noise, seed=5)
     same, other = (mu.upscale(run, make(2 * WIDTH), plan=PLAN, noise=noise, seed=seed) for seed in (5, 6))
     stored = read(tmp_path / "wide", "1.weight", "fp32").flatten()
     assert torch.equal(stored, same.model.get_parameter("1.weight").detach().flatten())

@@ -32,7 +32,7 @@ pytestmark = [
 def setting(trained, tmp_path_factory):
     folder, base, plan = tmp_path_factory.mktemp("lightning"), trained.lightning, plan_for(K)
     wide = folder / "wide.ckpt"
-    mu.trainers.grow_lightning_checkpoint(base, wide, plan=plan)
+    mu.grow_checkpoint(base, wide, plan=plan)
     return Setting(folder=folder, base=base, wide=wide, plan=plan, curve=trained.lightning_curve)
 
 

@@ -387,7 +387,7 @@ def test_noise_on_a_grown_checkpoint_is_that_of_its_first_base(tmp_path):
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("3")
     mu.trainers.grow_megatron_checkpoint(tmp_path / "run", tmp_path / "wide", plan=PLAN)
     again = {"plan": planned(2 * WIDTH, 4 * WIDTH), "noise": mu.SignalNoise(0.1), "seed": 1}
-    mu.trainers.grow_megatron_checkpoint(tmp_path / "wide", tmp_path / "a", **again)
+    mu.grow_checkpoint(tmp_path / "wide", tmp_path / "a", **again)
     mu.trainers.grow_megatron_checkpoint(tmp_path / "wide" / "iter_0000003", tmp_path / "b", **again)
     name = "decoder.layers.1.mlp.linear_fc2.weight"
     assert torch.equal(read(tmp_path / "a" / "iter_0000003", name), read(tmp_path / "b", name))

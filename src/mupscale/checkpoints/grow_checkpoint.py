@@ -33,6 +33,7 @@ from ..jobs.job import Job
 from ..jobs.worker import run_job, run_worker
 from ..noise.kinds import CLASSES, AddedNoise, given_size, wrong_noise
 from ..noise.resolve import unused_seed
+from ..plans.plan import Plan
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T
 from ..runs.growth_record import read_about
 from ..storage.location import Location, absolute, location
@@ -56,6 +57,7 @@ from .events import (
 )
 from .grow import job_of, record
 from .noise_words import AUTO
+from .other_formats import format_of, grow_other_format
 from .recipe_state import notes_on
 from .request import Request, parse_dtype
 from .resume import begun, is_done
@@ -98,7 +100,7 @@ class Grown:
     out: Location
     outcome: Literal["written", "already there", "share written", "dry run"]
     job: Job | None = None
-    """The job that wrote it; None for a result that was there already."""
+    """The job that wrote it; None for a result that was there already, and for other formats than Hugging Face's."""
 
 
 def grow_directory(
@@ -297,9 +299,10 @@ def _job(base: Base, out: Location, about: dict[str, Any], state: bool) -> Job:
 def grow_checkpoint(
     base: Location | str,
     out: Location | str,
-    multipliers: int | str | Mapping[str, int] = 1,
+    multipliers: int | str | Mapping[str, int] | None = None,
     *,
     to: str | None = None,
+    plan: Plan | None = None,
     noise: AddedNoise | AutoNoise | None = None,
     recipe: Recipe | None = None,
     seed: int = 0,
@@ -316,7 +319,12 @@ def grow_checkpoint(
     `base` and `out` are Hugging Face directories, here or at a URL such as s3://bucket/model. `multipliers` says how many times
     wider, for every width or by name (`{"hidden": 2, "ffn": 4}`), and `to` names sizes, layers, words and experts as the command
     line does (`"layers=8,hidden=96"`). Without `noise` and `recipe` the result trains exactly like the base; with one of
-    them it can use its new width. The state of a Trainer next to the weights is carried unless `with_state` is False;
+    them it can use its new width.
+
+    A checkpoint of Megatron, of DeepSpeed (universal) or of Lightning grows by the `plan` from its model to the wide one, as
+    by `mu.trainers.grow_megatron_checkpoint` and its like; for what only one of them takes, call that one.
+
+    The state of a Trainer next to the weights is carried unless `with_state` is False;
     `optimizer_class` is the class that left it, where the file does not tell. `batch_file` holds inputs whose loss is measured before and
     after noise; without it the model writes text itself.
 
@@ -336,14 +344,33 @@ def grow_checkpoint(
     32
     >>> folder.cleanup()
     """
-    goal = Goal.parse(multipliers, to)
+    path, target = location(base), location(out)
+    kind = format_of(path)
     faults = wrong_whole("seed", seed) + wrong_whole("threads", threads, least=1)
     if noise is not None and recipe is not None:
         what, remedy = "a recipe sets the noise, and noise is given too", "leave out one of them"
         faults.append(Fault("recipe.with_other_settings", "noise", what, remedy))
+    if kind == "huggingface" and plan is not None:
+        what = "a Hugging Face directory describes its model, and its plan is found"
+        faults.append(
+            Fault("checkpoint.plan_is_found", "plan", what, "leave it out, and write multipliers=2")
+        )
+    elif kind != "huggingface" and not (multipliers is None and to is None and recipe is None):
+        what = "this checkpoint grows by a plan, which says what grows"
+        faults.append(
+            Fault("checkpoint.plan_is_the_goal", "multipliers", what, "leave out multipliers, to and recipe")
+        )
+    elif kind == "huggingface" and multipliers is None and to is None:
+        faults.append(
+            Fault("goal.not_given", "multipliers", "nothing says what grows", "write multipliers=2")
+        )
     raise_faults("the checkpoint cannot be grown like that", faults)
+    if kind != "huggingface":
+        if left := grow_other_format(kind, path, target, plan, noise, seed, optimizer_class):
+            on(NotCarried(left))
+        return Grown(target, "written")
     request = Request(
-        goal,
+        Goal.parse(1 if multipliers is None else multipliers, to),
         noise=None if noise is None else _scheme_of(noise),
         seed=seed,
         dtype=None if dtype is None else parse_dtype(str(dtype).removeprefix("torch.")),
@@ -354,7 +381,7 @@ def grow_checkpoint(
     options = Options(
         batch=None if batch_file is None else Path(batch_file), threads=threads, dry_run=dry_run
     )
-    return grow_directory(location(base), location(out), request, options, on)
+    return grow_directory(path, target, request, options, on)
 
 
 def _scheme_of(noise: AddedNoise | AutoNoise) -> tuple[str, float]:
