@@ -6,6 +6,7 @@ about drawings and pages.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,7 +22,7 @@ from ..training.recipe import Recipe
 from ..tuning.engine import again, open_storage
 from ..tuning.grid import Point
 from ..tuning.halving import Agenda, Ladder
-from ..tuning.ledger import Ledger
+from ..tuning.ledger import Failure, Ledger, failure_of
 from ..tuning.settings import Settings, stored_settings
 from ..tuning.status import EQUALITY, LegResult, Stay, stays
 
@@ -133,6 +134,12 @@ class Known:
         return swept and None not in self.stay.values()
 
     @property
+    def unfinished(self) -> bool:
+        """Whether the command that began it has more to do; not so where every run of a sweep diverged."""
+        sweep = self.base if self.wide is None else self.wide
+        return not self.done and (bool(self.stay) or bool(sweep.open) or sweep.best is not None)
+
+    @property
     def status(self) -> str:
         """One line: done, or how much of which sweep is done."""
         if self.done:
@@ -141,7 +148,7 @@ class Known:
             ended = sum(result is not None for result in self.stay.values())
             return f"unfinished: {ended} of {len(self.stay)} runs that do not grow"
         number, sweep = (1, self.base) if self.wide is None else (2, self.wide)
-        if not sweep.open and sweep.best is None:
+        if not self.unfinished:
             return f"ended: every run of sweep {number} diverged"
         return f"unfinished: sweep {number}, {sweep.done} of {sweep.expected} legs, as far as is known"
 
@@ -205,9 +212,7 @@ def _settings(storage: BaseStorage, study: str) -> Settings:
 def _sweep(agenda: Agenda, ladder: Ladder, results: Mapping[str, LegResult]) -> Sweep:
     tried = []
     for point in dict.fromkeys(agenda.points):
-        reached = {
-            end: results[key] for end in ladder.rungs if (key := f"{point.name} to step {end}") in results
-        }
+        reached = {leg.end: results[leg.key] for leg in ladder.legs(point) if leg.key in results}
         curve = {
             int(step): float(loss)
             for done in reached.values()
@@ -224,8 +229,9 @@ def _work(
     counted = {done.number for done in results.values()}
     failed = [t for t in trials if t.state == TrialState.FAIL]
     why = {t.number: str(t.user_attrs.get("extra", "")) for t in failed}
-    killed = sum(text.startswith("its worker") for text in why.values())
-    second = sum(text.startswith(("another claim", "claimed twice")) for text in why.values())
+    lost = Counter(failure_of(t.user_attrs) for t in failed)
+    killed = lost[Failure.ENDED] + lost[Failure.SILENT]
+    second = lost[Failure.SECOND] + lost[Failure.TWICE]
     late = sum(t.state == TrialState.COMPLETE and t.number not in counted for t in trials)
     late += sum(t.state == TrialState.RUNNING and t not in running.values() for t in trials)
     attributes = {t.number: t.user_attrs for t in trials if t.number in counted}

@@ -111,7 +111,7 @@ class _Seeds:
                 "None: every run without noise diverged, so there is nothing to compare.", self.left
             )
         if not self.done:
-            step = "Continue it with the command that began it." if status.startswith("unfinished") else ""
+            step = "Continue it with the command that began it." if self.group[0].unfinished else ""
             return Verdict(f"None yet: {status}.", (), step)
         if all(loss == inf for losses in self.noisy for loss in losses.values()):
             return Verdict("Noise is not worth it here: every run with noise diverged.", self.left)
@@ -190,7 +190,7 @@ class _Seeds:
         """The step and the commands of so many more seeds: first those that are begun, then new ones."""
         taken = {known.settings.seed for known in self.group}
         ended = {known.settings.seed for known in self.done}
-        begun = [k for k in self.group if k.status.startswith("unfinished") and k.settings.seed not in ended]
+        begun = [k for k in self.group if k.unfinished and k.settings.seed not in ended]
         places = {known.settings.seed: known.folder for known in begun}
         new = ((seed, _folder(self.done[0], f"-seed{seed}")) for seed in range(10**6) if seed not in taken)
         places |= dict(islice((pair for pair in new if not pair[1].exists()), count))

@@ -49,6 +49,7 @@ class Leg:
 
     @property
     def key(self) -> str:
+        """What a study stores it by; nobody takes it apart."""
         return f"{self.point.name} to step {self.end}"
 
 
@@ -62,6 +63,14 @@ class Ladder:
 
     rungs: tuple[int, ...]
     keep: float = 0.5
+
+    def legs(self, point: Point) -> list[Leg]:
+        """The legs that take a point to the last rung.
+
+        >>> [(leg.begin, leg.end) for leg in Ladder((5, 10)).legs(Point(0.1))]
+        [(0, 5), (5, 10)]
+        """
+        return [Leg(point, begin, end) for begin, end in pairwise((0, *self.rungs))]
 
     @staticmethod
     def of(steps: int, fractions: Sequence[float], keep: float) -> Ladder:

@@ -14,6 +14,7 @@ import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from math import inf, isfinite
 from pathlib import Path
 from time import monotonic
@@ -72,6 +73,37 @@ def _started(pid: int) -> str:
     return "" if after[0] in "ZX" else after[19]
 
 
+class Failure(Enum):
+    """Why a trial was failed by a worker; its value says it to people."""
+
+    ENDED = "its worker ended"
+    SILENT = "its worker was silent"
+    SECOND = "another claim was first"
+    TWICE = "claimed twice when the connection broke"
+
+
+def failure_of(attributes: Mapping[str, Any]) -> Failure | None:
+    """Why a failed trial was lost; None for one that raised an error.
+
+    Version 0.2.0 stored the words alone, which are looked up.
+
+    >>> failure_of({"lost": "SILENT"}), failure_of({"extra": "its worker ended"}), failure_of({"extra": "ValueError: x"})
+    (<Failure.SILENT: 'its worker was silent'>, <Failure.ENDED: 'its worker ended'>, None)
+    """
+    if "lost" in attributes:
+        return Failure[attributes["lost"]]
+    return _WORDS.get(attributes.get("extra", ""))
+
+
+_WORDS = {
+    "its worker ended": Failure.ENDED,
+    "its worker was silent": Failure.SILENT,
+    "another claim was first": Failure.SECOND,
+    "claimed twice when the connection broke": Failure.TWICE,
+}
+"""The words of version 0.2.0."""
+
+
 class Ledger:
     """One worker's view of the study."""
 
@@ -80,6 +112,7 @@ class Ledger:
         self.owner, self.settings = Owner.this(), settings
         self.study = again(lambda: self._open(name))
         self._seen: dict[int, tuple[Any, float, float]] = {}
+        self._mine: frozenset[int] = frozenset()  # the trial that this worker is running
 
     def _open(self, name: str) -> int:
         try:
@@ -130,15 +163,10 @@ class Ledger:
             silent = 0.0 if beat != before else silent + min(now - at, 2 * self.beat_every)
             self._seen[trial._trial_id] = (beat, now, silent)
             if owner == self.owner and trial._trial_id not in self._mine:
-                count += self.fail(trial._trial_id, "claimed twice when the connection broke")
+                count += self.fail(trial._trial_id, Failure.TWICE)
             elif owner.is_dead or silent > self.grace:
-                count += self.fail(
-                    trial._trial_id, "its worker ended" if owner.is_dead else "its worker was silent"
-                )
+                count += self.fail(trial._trial_id, Failure.ENDED if owner.is_dead else Failure.SILENT)
         return count
-
-    _mine: frozenset[int] = frozenset()
-    """The trial that this worker is running."""
 
     def claim(self, leg: Leg) -> int | None:
         """Claim a leg and return its trial; None when another worker was first."""
@@ -164,7 +192,7 @@ class Ledger:
         won = first if first in ours and leg.key not in self.results(trials) else None
         for trial in ours:  # more than one when the connection broke after a commit
             if trial is not won:
-                self.fail(trial._trial_id, "another claim was first")
+                self.fail(trial._trial_id, Failure.SECOND)
         self._mine = frozenset() if won is None else frozenset({won._trial_id})
         return None if won is None else won._trial_id
 
@@ -192,10 +220,13 @@ class Ledger:
             self._mine = frozenset()
         return again(lambda: self.storage.get_trial(trial)).state == TrialState.COMPLETE
 
-    def fail(self, trial: int, why: str) -> bool:
-        """Mark a trial as failed; False when it has already ended."""
+    def fail(self, trial: int, why: Failure | str) -> bool:
+        """Mark a trial as failed, lost or by an error in words; False when it has already ended."""
         try:
-            again(lambda: self.storage.set_trial_user_attr(trial, "extra", why))
+            if isinstance(why, Failure):
+                again(lambda: self.storage.set_trial_user_attr(trial, "lost", why.name))
+            words = why.value if isinstance(why, Failure) else why
+            again(lambda: self.storage.set_trial_user_attr(trial, "extra", words))
             again(lambda: self.storage.set_trial_state_values(trial, TrialState.FAIL))
         except UpdateFinishedTrialError:
             return False

@@ -16,13 +16,15 @@ def line_of(
     """One line for a leg that a worker has finished, the same on a terminal and in a log."""
     now = study_status(settings, results)
     sweep, agenda = ("wide", now.wide) if now.wide is not None else ("base", now.base)
-    done = {key: found for key, found in results.items() if key.startswith(sweep)}
-    work = sum(_steps(settings, key) for key in done)
+    ladder = settings.base_ladder if now.wide is None else settings.wide_ladder
+    legs = {one.key: one for point in agenda.points for one in ladder.legs(point)}
+    done = {key: found for key, found in results.items() if key in legs}
+    work = sum(legs[key].end - legs[key].begin for key in done)
     total = max(work, agenda.steps, 1)
     if isinstance(leg, Stay):
         return f"{_described(leg, outcome)}  ·  the base's width for as many FLOPs as the grown one"
     parts = [_described(leg, outcome), f"{sweep} sweep {100 * work // total} %, {len(done)} trials"]
-    best = min(((-_end(key), found.loss, key) for key, found in done.items()), default=None)
+    best = min(((-legs[key].end, found.loss, key) for key, found in done.items()), default=None)
     if best is not None:
         parts.append(f"best {best[1]:.5g} ({best[2]})")
     seconds = sum(float(found.details.get("seconds", 0.0)) for found in done.values())
@@ -37,16 +39,6 @@ def _described(leg: Leg, outcome: LegOutcome) -> str:
     loss = "diverged" if outcome.diverged else f"loss {outcome.loss:.5g}"
     again = f", resumed from step {outcome.resumed_at}" if outcome.resumed_at > leg.begin else ""
     return f"{leg.key}: {loss}{again}"
-
-
-def _steps(settings: Settings, key: str) -> int:
-    """The steps of a leg, by its key."""
-    ladder = settings.base_ladder if key.startswith("base") else settings.wide_ladder
-    return _end(key) - max((rung for rung in ladder.rungs if rung < _end(key)), default=0)
-
-
-def _end(key: str) -> int:
-    return int(key.rpartition(" ")[2])
 
 
 def _span(seconds: float) -> str:

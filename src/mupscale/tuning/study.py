@@ -24,7 +24,7 @@ from ..tensors.differences import curve_gap
 from .checkpoint import KeptPoint, kept
 from .grid import Point
 from .halving import Leg
-from .ledger import Ledger
+from .ledger import Failure, Ledger
 from .leg import LegOutcome, Lost, train_leg, untrained
 from .progress_line import line_of
 from .proxy import Proxy
@@ -85,7 +85,7 @@ class Worker:
                 else:
                     outcome = self._train(leg, now, owned)
         except Lost:
-            self.ledger.fail(trial, "its worker was silent")
+            self.ledger.fail(trial, Failure.SILENT)
             return
         except BaseException as error:
             self.ledger.fail(trial, f"{type(error).__name__}: {error}"[:500])

@@ -164,14 +164,14 @@ def _tried(
     rows = []
     for agenda, ladder in ((now.base, settings.base_ladder), (now.wide, settings.wide_ladder)):
         for point in agenda.points if agenda is not None else ():
-            reached = [end for end in ladder.rungs if f"{point.name} to step {end}" in results]
-            loss = results[f"{point.name} to step {reached[-1]}"].loss
+            last = [leg for leg in ladder.legs(point) if leg.key in results][-1]
+            loss = results[last.key].loss
             rows.append(
                 {
                     "sweep": "base" if point.noise is None else "wide",
                     "noise": point.noise,
                     "lr": point.lr,
-                    "steps": reached[-1],
+                    "steps": last.end,
                     "loss": None if loss == inf else loss,
                     "diverged": loss == inf,
                 }
@@ -184,7 +184,7 @@ def _cost(now: StudyStatus, settings: Settings, results: Mapping[str, LegResult]
     narrow = wide = min(EQUAL_STEPS, settings.after) if settings.control_at_base else 0
     for agenda, ladder in ((now.base, settings.base_ladder), (now.wide, settings.wide_ladder)):
         for point in agenda.points if agenda is not None else ():
-            reached = max(end for end in ladder.rungs if f"{point.name} to step {end}" in results)
+            reached = max(leg.end for leg in ladder.legs(point) if leg.key in results)
             if point.noise is None or (point.is_control and settings.control_at_base):
                 narrow += reached
             else:
