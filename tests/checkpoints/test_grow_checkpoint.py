@@ -116,6 +116,8 @@ def test_noise_that_a_directory_cannot_record_is_refused(tiny, tmp_path):
     out, sizes = tmp_path / "wide", mu.MupNoise({"lm_head.weight": 0.1})
     recipe = mu.tuning.Recipe("torch.optim.AdamW", {"lr": 1e-3}, 0.1, k=2, tensors={})
     refusal(lambda: mu.grow_checkpoint(tiny, out, 2, noise=sizes), "noise.not_one_size")
+    started = mu.AutoNoise(untrained=4.0)
+    refusal(lambda: mu.grow_checkpoint(tiny, out, 2, noise=started), "noise.not_one_size")
     refusal(lambda: mu.grow_checkpoint(tiny, out, 2, noise=mu.NewUnits()), "noise.not_one_size")  # type: ignore[arg-type]
     refusal(
         lambda: mu.grow_checkpoint(tiny, out, 2, noise=mu.SignalNoise(0.05), recipe=recipe),
@@ -149,6 +151,7 @@ def test_other_formats_grow_by_a_plan_and_directories_find_theirs(tiny, tmp_path
         ("goal.not_given", str(tiny), {}),
         ("checkpoint.needs_plan", "base.ckpt", {}),
         ("checkpoint.plan_is_the_goal", "base.ckpt", {"plan": plan, "multipliers": 2}),
+        ("checkpoint.not_for_format", "base.ckpt", {"plan": plan, "dry_run": True}),
         ("noise.not_in_format", "base.ckpt", {"plan": plan, "noise": mu.SignalNoise(0.05)}),
         ("noise.needs_loss", "universal", {"plan": plan, "noise": mu.AutoNoise()}),
         ("checkpoint.grows_while_loading", "distributed", {"plan": plan}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from ..plans.plan import Plan
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T
 from ..runs.growth_record import read_about
 from ..storage.location import Location, absolute, location
-from ..training.grow.auto_noise import AutoNoise
+from ..training.grow.auto_noise import AutoNoise, wrong_auto
 from ..training.recipe import Recipe
 from .about import check_record
 from .base import Base
@@ -324,9 +324,9 @@ def grow_checkpoint(
     A checkpoint of Megatron, of DeepSpeed (universal) or of Lightning grows by the `plan` from its model to the wide one, as
     by `mu.trainers.grow_megatron_checkpoint` and its like; for what only one of them takes, call that one.
 
-    The state of a Trainer next to the weights is carried unless `with_state` is False;
-    `optimizer_class` is the class that left it, where the file does not tell. `batch_file` holds inputs whose loss is measured before and
-    after noise; without it the model writes text itself.
+    The state of a Trainer next to the weights is carried unless `with_state` is False; `optimizer_class` is the class that
+    left it, where the file does not tell. `batch_file` holds inputs whose loss is measured before and after noise; without
+    it the model writes text itself.
 
     Tensors are streamed, so memory does not depend on the size of the model. A call that was interrupted is resumed by the
     same call, and a result that is there already is not written again. `on` is called with events: what was planned and
@@ -350,20 +350,12 @@ def grow_checkpoint(
     if noise is not None and recipe is not None:
         what, remedy = "a recipe sets the noise, and noise is given too", "leave out one of them"
         faults.append(Fault("recipe.with_other_settings", "noise", what, remedy))
-    if kind == "huggingface" and plan is not None:
-        what = "a Hugging Face directory describes its model, and its plan is found"
-        faults.append(
-            Fault("checkpoint.plan_is_found", "plan", what, "leave it out, and write multipliers=2")
-        )
-    elif kind != "huggingface" and not (multipliers is None and to is None and recipe is None):
-        what = "this checkpoint grows by a plan, which says what grows"
-        faults.append(
-            Fault("checkpoint.plan_is_the_goal", "multipliers", what, "leave out multipliers, to and recipe")
-        )
-    elif kind == "huggingface" and multipliers is None and to is None:
-        faults.append(
-            Fault("goal.not_given", "multipliers", "nothing says what grows", "write multipliers=2")
-        )
+    goal = multipliers is not None or to is not None
+    if kind == "huggingface":
+        faults += _without_plan(plan, goal)
+    else:
+        others = {"dtype": dtype, "with_state": not with_state, "batch_file": batch_file, "dry_run": dry_run}
+        faults += _by_plan(goal or recipe is not None, [name for name, value in others.items() if value])
     raise_faults("the checkpoint cannot be grown like that", faults)
     if kind != "huggingface":
         if left := grow_other_format(kind, path, target, plan, noise, seed, optimizer_class):
@@ -384,6 +376,26 @@ def grow_checkpoint(
     return grow_directory(path, target, request, options, on)
 
 
+def _without_plan(plan: Plan | None, goal: bool) -> list[Fault]:
+    """What is wrong with a call for a Hugging Face directory, whose plan is found from a goal."""
+    if plan is not None:
+        what = "a Hugging Face directory describes its model, and its plan is found"
+        return [Fault("checkpoint.plan_is_found", "plan", what, "leave it out, and write multipliers=2")]
+    what, remedy = "nothing says what grows", "write multipliers=2"
+    return [] if goal else [Fault("goal.not_given", "multipliers", what, remedy)]
+
+
+def _by_plan(goal: bool, others: Sequence[str]) -> list[Fault]:
+    """What is wrong with a call for another format, which grows by a plan: a goal, or options that it would not follow."""
+    faults = []
+    if goal:
+        what = "this checkpoint grows by a plan, which says what grows"
+        remedy = "leave out multipliers, to and recipe"
+        faults.append(Fault("checkpoint.plan_is_the_goal", "multipliers", what, remedy))
+    what = "it is for Hugging Face directories, and this is no such directory"
+    return faults + [Fault("checkpoint.not_for_format", name, what, "leave it out") for name in others]
+
+
 def _scheme_of(noise: AddedNoise | AutoNoise) -> tuple[str, float]:
     """Noise as a request stores it: a scheme and its size.
 
@@ -391,13 +403,15 @@ def _scheme_of(noise: AddedNoise | AutoNoise) -> tuple[str, float]:
     >>> _scheme_of(SignalNoise(0.05)), _scheme_of(AutoNoise())
     (('t', 0.05), ('auto', 0.05))
     """
-    if isinstance(noise, AutoNoise):
+    if isinstance(noise, AutoNoise) and noise.untrained is None:
+        raise_faults("this noise cannot be used", wrong_auto(noise))
         return AUTO, noise.share
-    raise_faults("this noise cannot be used", wrong_noise(noise))
-    for scheme, kind in CLASSES.items():
+    if not isinstance(noise, AutoNoise):
+        raise_faults("this noise cannot be used", wrong_noise(noise))
         size = given_size(noise)
-        if isinstance(size, int | float) and kind(size) == noise:
-            return scheme, float(size)
+        for scheme, kind in CLASSES.items():
+            if isinstance(size, int | float) and kind(size) == noise:
+                return scheme, float(size)
     what = f"{noise} has sizes or settings that a directory does not record; expected one size"
     remedy = f"write noise=mu.SignalNoise({DEFAULT_T})"
     raise_faults("this noise cannot be used", [Fault("noise.not_one_size", "noise", what, remedy)])
