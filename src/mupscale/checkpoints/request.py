@@ -81,7 +81,7 @@ class Request:
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> Request:
-        """What `as_json` wrote, also in version 0.2.0.
+        """What `as_json` wrote, and what 0.2.0 wrote.
 
         >>> request = Request(Goal.parse("ffn=2", "layers=8"), noise=("t", 0.1), dtype="BF16")
         >>> Request.from_json(request.as_json()) == request

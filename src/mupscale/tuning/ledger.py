@@ -85,7 +85,7 @@ class Failure(Enum):
 def failure_of(attributes: Mapping[str, Any]) -> Failure | None:
     """Why a failed trial was lost; None for one that raised an error.
 
-    Version 0.2.0 stored the words alone, which are looked up.
+    Studies of 0.2.0 store the words alone, which are looked up.
 
     >>> failure_of({"lost": "SILENT"}), failure_of({"extra": "its worker ended"}), failure_of({"extra": "ValueError: x"})
     (<Failure.SILENT: 'its worker was silent'>, <Failure.ENDED: 'its worker ended'>, None)
@@ -101,7 +101,7 @@ _WORDS = {
     "another claim was first": Failure.SECOND,
     "claimed twice when the connection broke": Failure.TWICE,
 }
-"""The words of version 0.2.0."""
+"""The words that 0.2.0 stored."""
 
 
 class Ledger:
