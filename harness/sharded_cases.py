@@ -78,8 +78,8 @@ def goals() -> tuple[str, ...]:
 def request(goal: str, noise: tuple[str, float] | None) -> Request:
     """What is asked of a streamed job.
 
-    >>> request("ffn=2+layers=3", None).goal
-    '-k ffn=2 --to layers=3'
+    >>> print(request("ffn=2+layers=3", None).goal)
+    -k ffn=2 --to layers=3
     """
     k, _, to = goal.partition("+")
     return Request(Goal.parse(k, to or None), noise, SEED)

@@ -27,7 +27,7 @@ from .words import Words
 def compose(start: End, goal: Goal) -> Chain:
     """What a goal makes of a model before its width grows; refused where a step is not known to be exact.
 
-    >>> from ..models import model_class
+    >>> from ..models import config_from, model_class
     >>> sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
     >>> config = config_from({"model_type": "llama", "vocab_size": 512, **sizes})
     >>> chain = compose(End(config, model_class(config)), Goal.parse(2, "vocab=+64,layers=4"))
