@@ -131,7 +131,7 @@ LAYERNORM = replace(
     order=("d",),
     bases=(),
     cited_bases=(),
-    cited_unseen=False,
+    cited_unseen=True,
     cited_mid_run=(),
 )
 STEP_RESNET = 1_689_747_456
