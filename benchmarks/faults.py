@@ -52,10 +52,11 @@ from harness.llama_files import Llama, job_for, write_directory
 from harness.program import Outcome, option, run
 from mupscale.errors import MupscaleError
 from mupscale.files.directory import read_directory
-from mupscale.jobs import agreement, identity, output_files, worker
+from mupscale.jobs import digests, same_base, worker
+from mupscale.jobs.bytes import output_files
+from mupscale.jobs.bytes.output_files import OutputFiles
 from mupscale.jobs.job import PAGE, Job
-from mupscale.jobs.journal import read_journals
-from mupscale.jobs.output_files import OutputFiles
+from mupscale.jobs.journal.journals import read_journals
 from mupscale.jobs.partial import partial, working_job
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
 from mupscale.jobs.work_units import Block, WorkUnits
@@ -63,7 +64,7 @@ from mupscale.jobs.worker import run_job, run_worker
 
 MODEL = Llama(hidden=64, ffn=176, heads=4, kv_heads=2, layers=2, vocabulary=300)
 BLOCK = 16 << 10
-identity._END = (
+digests._END = (
     4096  # bytes at the ends of a base file that are always compared; of these small files that would be all
 )
 output_files.LEAST = PAGE  # so that these small blocks are written past the page cache, as large ones are
@@ -315,7 +316,7 @@ def no_fingerprints() -> Iterator[None]:
     """Done blocks are not read again, and what was used of the base is not compared."""
     with (
         patch.object(worker, "damaged", lambda *_: []),
-        patch.object(agreement, "decoded", lambda _: iter(())),
+        patch.object(same_base, "decoded", lambda _: iter(())),
     ):
         yield
 

@@ -42,12 +42,12 @@ from harness.limited import HANG, MEMORY, limited
 from harness.oracle import expand_slowly
 from harness.program import Outcome, option, run
 from mupscale.checkpoints.shards import weight_moves
-from mupscale.files.dcp import METADATA, read_dcp
-from mupscale.files.dcp_chunks import chunk_place, read_value
+from mupscale.files.dcp.chunks import chunk_place, read_value
+from mupscale.files.dcp.metadata import METADATA, read_dcp
 from mupscale.files.directory import read_directory
+from mupscale.files.pickles.torch_file import read_tensor, read_tree
 from mupscale.files.places import Place
-from mupscale.files.torch_file import read_tensor, read_tree
-from mupscale.jobs.identity import make_job
+from mupscale.jobs.digests import make_job
 from mupscale.jobs.job import Text
 from mupscale.jobs.worker import run_job
 from mupscale.training.recipe import Recipe, TensorGrowth

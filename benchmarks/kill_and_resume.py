@@ -38,9 +38,9 @@ from harness.forks import contents, fork, wait
 from harness.llama_files import Llama, job_for, write_directory
 from harness.program import Outcome, option, run
 from mupscale.files.directory import Directory, read_directory
-from mupscale.jobs import output_files
+from mupscale.jobs.bytes import output_files
 from mupscale.jobs.job import PAGE, Job
-from mupscale.jobs.journal import read_journals
+from mupscale.jobs.journal.journals import read_journals
 from mupscale.jobs.partial import partial
 from mupscale.jobs.work_units import WorkUnits
 from mupscale.jobs.worker import run_job, run_worker

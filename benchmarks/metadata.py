@@ -33,9 +33,9 @@ from torch.distributed.checkpoint import filesystem, metadata
 
 from harness.limited import peak_mib
 from harness.program import Outcome, option, run
-from mupscale.files import dcp
-from mupscale.files.dcp_table import Chunk, DcpDirectory, map_table, write_table
-from mupscale.files.inert import read_metadata
+from mupscale.files.dcp import metadata as dcp
+from mupscale.files.dcp.table import Chunk, DcpDirectory, map_table, write_table
+from mupscale.files.pickles.inert import read_metadata
 from mupscale.files.strict import read_regular
 from mupscale.tensors.parts import Rectangle
 

@@ -36,7 +36,7 @@ from harness.data import DATA
 from harness.llama_files import job_for, write_directory
 from harness.program import Outcome, option, run
 from mupscale.files.directory import read_directory
-from mupscale.jobs.norms import measured_in
+from mupscale.jobs.norms.measured import measured_in
 from mupscale.jobs.worker import run_job
 from mupscale.noise.measures import Wanted
 from mupscale.tensors import spectral

@@ -42,8 +42,8 @@ from harness.program import Outcome, option, run
 from mupscale.files.directory import Directory, read_directory
 from mupscale.files.places import item_size
 from mupscale.jobs import worker as worker_module
-from mupscale.jobs.blocks import Reader
-from mupscale.jobs.norms import measured_in
+from mupscale.jobs.bytes.blocks import Reader
+from mupscale.jobs.norms.measured import measured_in
 from mupscale.jobs.worker import run_job
 from mupscale.noise.measures import Statistic
 

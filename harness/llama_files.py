@@ -20,8 +20,8 @@ from mupscale.families.process import plan_in_process
 from mupscale.files.directory import Directory, read_directory
 from mupscale.files.headers import header_bytes
 from mupscale.files.places import item_size, torch_dtype
-from mupscale.jobs.blocks import raw_bytes
-from mupscale.jobs.identity import make_job
+from mupscale.jobs.bytes.blocks import raw_bytes
+from mupscale.jobs.digests import make_job
 from mupscale.jobs.job import BLOCK_BYTES, Job, Text
 from mupscale.noise.resolved import NoisePlan, ResolvedNoise
 from mupscale.noise.where import Exempt, noisy_weights

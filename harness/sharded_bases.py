@@ -18,9 +18,9 @@ from harness.models import CASES
 from harness.runs import step
 from harness.sharded_cases import NOISES, SEED, SIZES, adamw, llama_model, model_named, request, save
 from mupscale.checkpoints.base import Base
-from mupscale.checkpoints.grow import job_of, record
+from mupscale.checkpoints.growth_job import job_of, record
 from mupscale.checkpoints.request import Request
-from mupscale.checkpoints.trainer_state import trainer_order
+from mupscale.checkpoints.state.trainer_state import trainer_order
 from mupscale.families.process import plan_in_process
 from mupscale.families.record import FamilyPlan
 from mupscale.jobs.partial import partial

@@ -17,8 +17,8 @@ from filelock import FileLock
 from torch import Tensor
 
 import mupscale as mu
-from mupscale.checkpoints.trainer_state import trainer_moves
-from mupscale.jobs.identity import make_job
+from mupscale.checkpoints.state.trainer_state import trainer_moves
+from mupscale.jobs.digests import make_job
 from mupscale.jobs.worker import run_job
 from mupscale.runs.growth_record import FORMAT
 

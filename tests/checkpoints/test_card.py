@@ -11,8 +11,8 @@ transformers = pytest.importorskip("transformers")
 yaml = pytest.importorskip("yaml")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
-from mupscale.checkpoints.card import card  # noqa: E402
 from mupscale.checkpoints.request import Request  # noqa: E402
+from mupscale.checkpoints.result.card import card  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 from mupscale.families.config.goal import Goal  # noqa: E402
 

@@ -329,7 +329,7 @@ def test_a_batch_shows_what_noise_costs(base, tmp_path, capsys):
 @pytest.fixture(scope="module")
 def stateful(planned_here, tmp_path_factory):
     """A Trainer's directory, with AdamW state, and what growing it with noise gives."""
-    from mupscale.checkpoints.trainer_state import trainer_order
+    from mupscale.checkpoints.state.trainer_state import trainer_order
 
     folder = tmp_path_factory.mktemp("stateful")
     model = save_llama(folder / "base")

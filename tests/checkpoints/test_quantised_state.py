@@ -11,9 +11,9 @@ import mupscale as mu
 from harness.known_optimizers import WRITTEN_RULES
 from harness.low_bit import BnbAdamW, BnbAdEMAMix
 from harness.refusals import refusal
-from mupscale.checkpoints.trainer_state import trainer_moves
-from mupscale.files.torch_file import read_tree
-from mupscale.jobs.identity import make_job
+from mupscale.checkpoints.state.trainer_state import trainer_moves
+from mupscale.files.pickles.torch_file import read_tree
+from mupscale.jobs.digests import make_job
 from mupscale.jobs.worker import run_job
 from mupscale.optimizers.identify import identify
 from mupscale.optimizers.read import parts

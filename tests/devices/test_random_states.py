@@ -9,8 +9,8 @@ from torch import nn
 
 import mupscale as mu
 from mupscale.families.plan import family_plan
-from mupscale.files.torch_file import Room, lay_out
-from mupscale.jobs.staging import Staging
+from mupscale.files.pickles.torch_file import Room, lay_out
+from mupscale.jobs.bytes.staging import Staging
 from mupscale.tensors.random_states import accelerator_states, forked, set_accelerator_states_
 from mupscale.training.check.optimizer_row import check_optimizer
 from mupscale.training.check.symmetry import noise_shares

@@ -33,13 +33,13 @@ import mupscale as mu
 from harness.limited import limited
 from harness.profiles import examples
 from harness.refusals import refusal
-from mupscale.files.dcp import METADATA, _tiles, read_dcp
-from mupscale.files.dcp_chunks import chunk_place, read_value
-from mupscale.files.dcp_table import Chunk, FileNames, chunked, map_table, write_table
-from mupscale.files.inert import read_head, read_metadata
-from mupscale.files.opcodes import Record, _no_names, unpickled
-from mupscale.files.torch_file import read_tree
-from mupscale.jobs.blocks import Reader, read_rectangle_
+from mupscale.files.dcp.chunks import chunk_place, read_value
+from mupscale.files.dcp.metadata import METADATA, _tiles, read_dcp
+from mupscale.files.dcp.table import Chunk, FileNames, chunked, map_table, write_table
+from mupscale.files.pickles.inert import read_head, read_metadata
+from mupscale.files.pickles.opcodes import Record, _no_names, unpickled
+from mupscale.files.pickles.torch_file import read_tree
+from mupscale.jobs.bytes.blocks import Reader, read_rectangle_
 from mupscale.plans.ends import identity_plan
 from mupscale.sharded.noise import noise_identity
 from mupscale.tensors.parts import Rectangle
@@ -453,8 +453,8 @@ def test_pickles_cannot_grow_without_end_or_change_what_they_call():
 _LIMITED = """
 import resource, sys
 from mupscale.errors import MupscaleError
-from mupscale.files.inert import read_metadata
-from mupscale.files.torch_file import read_tree
+from mupscale.files.pickles.inert import read_metadata
+from mupscale.files.pickles.torch_file import read_tree
 
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))

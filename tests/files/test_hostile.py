@@ -26,7 +26,7 @@ import mupscale as mu
 from harness.refusals import refusal
 from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.directory import read_directory
-from mupscale.jobs.identity import make_job
+from mupscale.jobs.digests import make_job
 from mupscale.jobs.job import Text
 from mupscale.jobs.job_check import sound_job
 from mupscale.jobs.worker import run_job

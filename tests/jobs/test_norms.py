@@ -10,9 +10,9 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
 from mupscale.cli.main import main  # noqa: E402
-from mupscale.jobs import norms  # noqa: E402
-from mupscale.jobs.blocks import StoredBase  # noqa: E402
-from mupscale.jobs.norm_journal import NormJournal  # noqa: E402
+from mupscale.jobs.bytes.blocks import StoredBase  # noqa: E402
+from mupscale.jobs.norms import measured as norms  # noqa: E402
+from mupscale.jobs.norms.norm_journal import NormJournal  # noqa: E402
 from mupscale.jobs.partial import partial  # noqa: E402
 from mupscale.noise.measures import Statistic, Wanted, statistic  # noqa: E402
 from mupscale.runs.growth_record import read_about  # noqa: E402

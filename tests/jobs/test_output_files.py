@@ -14,9 +14,9 @@ from harness.llama_files import Llama, job_for, write_directory
 from harness.profiles import examples
 from harness.refusals import refusal
 from mupscale.files.directory import read_directory
-from mupscale.jobs import output_files
+from mupscale.jobs.bytes import output_files
+from mupscale.jobs.bytes.output_files import OutputFiles, _OutputFile, direct_part
 from mupscale.jobs.job import PAGE, Job
-from mupscale.jobs.output_files import OutputFiles, _OutputFile, direct_part
 from mupscale.jobs.partial import partial
 from mupscale.jobs.verify_bytes import check_bytes
 from mupscale.jobs.worker import run_job, run_worker

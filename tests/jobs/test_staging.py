@@ -2,7 +2,7 @@
 
 import torch
 
-from mupscale.jobs.staging import Staging
+from mupscale.jobs.bytes.staging import Staging
 
 
 class Copied:

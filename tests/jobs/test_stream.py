@@ -23,15 +23,15 @@ from harness.refusals import refusal
 from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.directory import read_directory
 from mupscale.files.places import Place
-from mupscale.jobs import output_files
 from mupscale.jobs import partial as partial_module
 from mupscale.jobs import worker as worker_module
-from mupscale.jobs.blocks import MoveMaker, Reader
-from mupscale.jobs.fingerprints import GRAIN, as_text, fingerprint, total
-from mupscale.jobs.identity import make_job, stretch_sums
+from mupscale.jobs.bytes import output_files
+from mupscale.jobs.bytes.blocks import MoveMaker, Reader
+from mupscale.jobs.bytes.fingerprints import GRAIN, as_text, fingerprint, total
+from mupscale.jobs.bytes.output_files import OutputFiles
+from mupscale.jobs.digests import make_job, stretch_sums
 from mupscale.jobs.job import Job, Move, Text
-from mupscale.jobs.journal import Journal, read_journals
-from mupscale.jobs.output_files import OutputFiles
+from mupscale.jobs.journal.journals import Journal, read_journals
 from mupscale.jobs.partial import finish, partial, prepare
 from mupscale.jobs.progress import Progress
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
@@ -772,7 +772,7 @@ def test_a_block_that_was_damaged_after_it_was_written_is_made_again(
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_base_that_changes_with_its_time_put_back_is_noticed(base, tmp_path, monkeypatch, trusted):
     """By one more read, and where two blocks have used the same 64 KiB even without it."""
-    monkeypatch.setattr("mupscale.jobs.identity._END", 64)  # these files are small; large ones have a middle
+    monkeypatch.setattr("mupscale.jobs.digests._END", 64)  # these files are small; large ones have a middle
     own = copied(base, tmp_path / "own")
     job = replace(job_in(own, tmp_path / "wide"), trust_base=trusted)
     write, left = OutputFiles.write, [40]

@@ -14,8 +14,8 @@ import mupscale as mu
 from harness.known_optimizers import WRITTEN_RULES
 from harness.low_bit import BnbAdamW, BnbAdEMAMix, BnbLion, BnbRMSprop, dequantise, dynamic_map, quantise
 from harness.refusals import refusal
+from mupscale.files.pickles.torch_file import read_tree
 from mupscale.files.places import Place
-from mupscale.files.torch_file import read_tree
 from mupscale.optimizers.carry import carry_state
 from mupscale.optimizers.named import Moment, NamedGroup
 from mupscale.optimizers.quantised import Coded, block_axis, folded

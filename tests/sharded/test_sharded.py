@@ -22,9 +22,9 @@ from torch.distributed.tensor.debug import CommDebugMode
 import mupscale as mu
 from harness.launched import folder, launch
 from harness.refusals import refusal
-from mupscale.files import dcp
+from mupscale.files.dcp import metadata as dcp
 from mupscale.files.places import Place
-from mupscale.jobs.blocks import Reader
+from mupscale.jobs.bytes.blocks import Reader
 from mupscale.plans.ends import identity_plan
 from mupscale.sharded import agreement, fill, node, waiting
 from mupscale.sharded.live import Sharding, is_aligned, messages
@@ -489,7 +489,7 @@ def test_tensors_are_read_in_the_order_of_files_and_ahead(tmp_path, monkeypatch)
 
     monkeypatch.setattr(Reader, "ahead", told)
     monkeypatch.setattr(Reader, "read_", noted)
-    monkeypatch.setattr("mupscale.jobs.blocks._MOST_OPEN", 2)
+    monkeypatch.setattr("mupscale.jobs.bytes.blocks._MOST_OPEN", 2)
     source = Source(tmp_path, "", stored)
     fill.Filler(source).fill_all_(fillings)
     assert [file for kind, file in calls if kind == "read"] == ["a", "b", "c", "d"]

@@ -10,7 +10,7 @@ from harness.object_store import object_store
 from harness.refusals import refusal
 from mupscale.cli.main import main
 from mupscale.files.directory import read_directory
-from mupscale.jobs import parts
+from mupscale.jobs import upload_parts
 from mupscale.jobs.job import Job
 from mupscale.jobs.verify_bytes import check_alone
 from mupscale.jobs.worker import run_job
@@ -22,8 +22,8 @@ SIZES = Llama(hidden=64, ffn=160, heads=4, kv_heads=2, layers=2, vocabulary=128)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(parts, "PART_BYTES", 64 << 10)
-    monkeypatch.setattr(parts, "SMALLEST_PART", 1024)
+    monkeypatch.setattr(upload_parts, "PART_BYTES", 64 << 10)
+    monkeypatch.setattr(upload_parts, "SMALLEST_PART", 1024)
     monkeypatch.setattr(pages, "KEPT", 4)
     monkeypatch.setattr(remote, "PAUSES", (0.0, 0.01, 0.1, 0.1, 0.1))
 

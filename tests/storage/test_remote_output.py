@@ -13,10 +13,9 @@ from harness.object_store import ObjectStore
 from harness.refusals import refusal
 from mupscale.cli.main import main
 from mupscale.files.directory import Directory
-from mupscale.jobs import parts as parts_module
-from mupscale.jobs import upload
+from mupscale.jobs import upload, upload_parts
 from mupscale.jobs.job import Job
-from mupscale.jobs.parts import parts_of, share_of
+from mupscale.jobs.upload_parts import parts_of, share_of
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
 from mupscale.jobs.work_units import WorkUnits
 from mupscale.jobs.worker import run_job, run_worker
@@ -29,8 +28,8 @@ PART = 64 << 10
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(parts_module, "PART_BYTES", PART)
-    monkeypatch.setattr(parts_module, "SMALLEST_PART", 1024)
+    monkeypatch.setattr(upload_parts, "PART_BYTES", PART)
+    monkeypatch.setattr(upload_parts, "SMALLEST_PART", 1024)
     monkeypatch.setattr(upload, "GROUP_BYTES", 1)  # every part is written down at once
 
 
@@ -131,8 +130,8 @@ def test_a_stop_while_it_is_published_is_repaired(store, base, tmp_path, monkeyp
             run_job(job)
     assert "config.json" not in keys(store, f"out/{out}/") or name == "remove"
     monkeypatch.undo()
-    monkeypatch.setattr(parts_module, "PART_BYTES", PART)
-    monkeypatch.setattr(parts_module, "SMALLEST_PART", 1024)
+    monkeypatch.setattr(upload_parts, "PART_BYTES", PART)
+    monkeypatch.setattr(upload_parts, "SMALLEST_PART", 1024)
     for variable, value in store.environment.items():
         monkeypatch.setenv(variable, value)
     run_job(job)

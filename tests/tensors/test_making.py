@@ -17,7 +17,7 @@ from harness.refusals import refusal
 from harness.strategies import axes, making
 from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.directory import read_directory
-from mupscale.jobs.identity import make_job
+from mupscale.jobs.digests import make_job
 from mupscale.jobs.job import Job, Move
 from mupscale.jobs.worker import run_job
 from mupscale.tensors.entry_sources import copies_of

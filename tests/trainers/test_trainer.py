@@ -23,11 +23,11 @@ import mupscale as mu
 from harness import trainer as bench
 from harness.refusals import refusal
 from harness.trainer import Setting, gap, grow_directory, hugging_face, model, plan_for
-from mupscale.checkpoints.not_carried import not_carried
-from mupscale.checkpoints.trainer_state import trainer_moves, trainer_order
+from mupscale.checkpoints.result.not_carried import not_carried
+from mupscale.checkpoints.state.trainer_state import trainer_moves, trainer_order
 from mupscale.files.directory import read_directory
-from mupscale.files.torch_file import read_tree
-from mupscale.jobs.identity import make_job
+from mupscale.files.pickles.torch_file import read_tree
+from mupscale.jobs.digests import make_job
 from mupscale.jobs.worker import run_job
 
 pytest.importorskip("transformers")

@@ -295,7 +295,7 @@ def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
 )  # fmt: skip
 def test_the_command_reads_the_optimizer_from_its_state(optimizer, more, code, said, tmp_path, capsys):
     """Optimizer and constants are the recipe's, or others, or not known; each is said in one line."""
-    from mupscale.checkpoints.trainer_state import trainer_order
+    from mupscale.checkpoints.state.trainer_state import trainer_order
     from mupscale.cli.main import main
 
     base, plan, small = llama_in(tmp_path)

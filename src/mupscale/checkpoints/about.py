@@ -1,6 +1,6 @@
 """What a grown directory says about itself for programs: `mupscale.json`.
 
-Knows which facts are recorded; moves no tensor and plans nothing. `card.py` says the same to people.
+Knows which facts are recorded; moves no tensor and plans nothing. `result/card.py` says the same to people.
 """
 
 from __future__ import annotations

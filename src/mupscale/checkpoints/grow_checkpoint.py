@@ -41,6 +41,7 @@ from ..training.grow.auto_noise import AutoNoise, wrong_auto
 from ..training.recipe import Recipe
 from .about import check_record
 from .base import Base
+from .destination import check_free
 from .events import (
     Event,
     Listener,
@@ -55,15 +56,14 @@ from .events import (
     Working,
     Writing,
 )
-from .grow import job_of, record
+from .growth_job import job_of, record
+from .lost_noise import lost_to_rounding
 from .noise_words import AUTO
 from .other_formats import format_of, grow_other_format
-from .recipe_state import notes_on
 from .request import Request, parse_dtype
 from .resume import begun, is_done
-from .room import check_free
-from .rounding import lost_to_rounding
-from .state import has_state, state_left
+from .state.optimizer_state import has_state, state_left
+from .state.recipe_state import notes_on
 
 _DECLARED = frozenset(
     {

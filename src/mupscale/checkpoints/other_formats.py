@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import Fault, raise_faults
-from ..files.dcp import METADATA
+from ..files.dcp.metadata import METADATA
 from ..files.directory import CONFIG
 from ..files.elsewhere import megatron_faults
 from ..files.strict import printable

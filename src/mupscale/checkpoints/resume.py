@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files.strict import printable, read_regular
-from ..jobs.identity import check_base
+from ..jobs.digests import check_base
 from ..jobs.job import Job
 from ..jobs.job_check import sound_job
 from ..jobs.partial import working_job
@@ -18,7 +18,7 @@ from ..runs.growth_record import read_about
 from ..storage.location import Location, Url, absolute
 from ..storage.looking import exists, same_place
 from .base import Base
-from .grow import check_config
+from .growth_job import check_config
 from .request import Request
 
 _LONGEST = 1 << 30  # bytes of a job; bounds what a foreign file can fill memory with

@@ -20,7 +20,7 @@ from ..files.floats import FLOATS
 from ..files.headers import header_bytes, parse_header
 from ..files.places import OutFile, Place, item_size
 from ..files.strict import printable, raise_few
-from ..jobs.blocks import Reader
+from ..jobs.bytes.blocks import Reader
 from ..jobs.job import Job, Move, window
 from ..noise.resolved import NoisePlan
 from ..plans.plan import Plan

@@ -10,13 +10,13 @@ from typing import Any
 
 from ..checkpoints.about import KEYS
 from ..checkpoints.base import Base
-from ..checkpoints.grow import job_of, wide_config
+from ..checkpoints.growth_job import job_of, wide_config
 from ..checkpoints.request import Request
 from ..errors import Fault, MupscaleError, raise_faults
 from ..families.loaded import check_memory, compare_models
 from ..families.process import plan_in_process
 from ..files.directory import Directory, read_directory
-from ..jobs.identity import job_digest
+from ..jobs.digests import job_digest
 from ..jobs.job import Job
 from ..jobs.job_check import JOB
 from ..jobs.progress import shown_progress

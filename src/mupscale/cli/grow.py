@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from ..checkpoints.destination import existing_above
 from ..checkpoints.events import (
     Event,
     Measured,
@@ -24,10 +25,9 @@ from ..checkpoints.events import (
     Writing,
 )
 from ..checkpoints.grow_checkpoint import Options, grow_directory
+from ..checkpoints.lost_noise import ADVISE
 from ..checkpoints.noise_words import AUTO, DEFAULT_NOISE
 from ..checkpoints.request import Request
-from ..checkpoints.room import existing_above
-from ..checkpoints.rounding import ADVISE
 from ..errors import MupscaleError
 from ..families.loaded import Losses
 from ..files.strict import printable

@@ -19,7 +19,7 @@ from ..checkpoints.about import factors
 from ..checkpoints.base import Base
 from ..checkpoints.grow_checkpoint import plan_growth
 from ..checkpoints.request import Request
-from ..checkpoints.state import has_state, state_bytes
+from ..checkpoints.state.optimizer_state import has_state, state_bytes
 from ..families.record import FamilyPlan
 from ..families.types.into import experts_are_copies
 from ..files.directory import Directory

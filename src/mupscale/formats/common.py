@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from ..errors import Fault
+from ..files.pickles.torch_settings import strange
 from ..files.places import OutFile
 from ..files.strict import printable, raise_few
-from ..files.torch_settings import strange
-from ..jobs.identity import make_job
+from ..jobs.digests import make_job
 from ..jobs.job import Move, Text
-from ..jobs.norms import measured_in
+from ..jobs.norms.measured import measured_in
 from ..jobs.worker import run_job
 from ..models.names import resolve
 from ..noise.kinds import Noise

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..errors import Fault, MupscaleError
+from ..files.pickles.torch_file import map_leaves, read_tree
 from ..files.strict import os_errors, printable, raise_few
-from ..files.torch_file import map_leaves, read_tree
 from ..optimizers.carry import carry_optimizer, made
 from ..optimizers.identify import identify
 from ..optimizers.positions import CLAIM, named_orders

@@ -26,7 +26,7 @@ from ..tensors.philox import Stream
 
 FORMAT = "mupscale job 1"
 BLOCK_BYTES = 8 << 20  # of output per unit of work: memory stays small, and system calls cost little
-PAGE = 4096  # bytes; what O_DIRECT is aligned to, see output_files.py
+PAGE = 4096  # bytes; what O_DIRECT is aligned to, see bytes/output_files.py
 DIGITS = 12  # of the numbers in an axis or a scale, which is factorised by trial
 _MOST_OBJECTS = 3_000_000  # of JSON; a job has a few per tensor
 Cells = tuple[tuple[int, int], ...]

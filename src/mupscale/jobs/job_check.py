@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from ..errors import Fault, MupscaleError
-from ..files.dcp import METADATA
+from ..files.dcp.metadata import METADATA
 from ..files.floats import FLOATS
 from ..files.places import Place, item_size
 from ..files.strict import Reason, path_fault, printable, raise_few

@@ -22,11 +22,11 @@ from ..errors import Fault, MupscaleError
 from ..files.strict import os_errors, parse_json, raise_few, read_regular
 from ..runs.growth_record import NAME as ABOUT
 from ..storage.location import Location
-from .durable import sync_data, sync_file, sync_path
-from .identity import about_text, published, read_carried
+from .bytes.durable import sync_data, sync_file, sync_path
+from .bytes.output_files import write_all
+from .digests import about_text, published, read_carried
 from .job import Job, differences
 from .job_check import CONFIG, JOB, PARTIAL
-from .output_files import write_all
 
 _WORKING_JOB, _READY = "job.json", "ready"
 EARLIER = "norms-"

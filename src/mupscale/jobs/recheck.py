@@ -9,24 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import MupscaleError
-from ..files.places import item_size, runs
-from .blocks import Reader
-from .fingerprints import as_text, fingerprint
+from .bytes.blocks import Reader, block_runs, block_sum
 from .job_check import PARTIAL
 from .work_units import Block, WorkUnits
-
-
-def block_sum(block: Block, raw: memoryview) -> str:
-    """The share of a block in the fingerprint of its file."""
-    return as_text(sum(fingerprint(part, offset) for offset, part in block_runs(block, raw)))
-
-
-def block_runs(block: Block, raw: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """The bytes of a block, run by run, with the offset of each in its file."""
-    target = block.move.target
-    size, origin = item_size(target.dtype), [0] * len(block.shape)
-    for far, near, length in runs(target.shape, block.start, block.shape, origin, block.shape):
-        yield target.offset + far * size, raw[near * size : (near + length) * size]
 
 
 def damaged(folder: Path, units: WorkUnits, todo: Iterator[int], sums: dict[int, str]) -> list[int]:

@@ -32,18 +32,17 @@ from ..storage.uploads import (
     sent,
     uploads_in,
 )
-from .agreement import base_fingerprints, output_fingerprints
-from .base_reader import BaseReader, encoded, encoded_sums
-from .blocks import MoveMaker, Reader, raw_bytes
-from .compiled_sums import expect
-from .identity import check_base, check_stamps, published, stretch_sums
+from .bytes.base_reader import BaseReader, encoded, encoded_sums
+from .bytes.blocks import MoveMaker, Reader, block_runs, block_sum, raw_bytes
+from .bytes.compiled_sums import expect
+from .digests import check_base, check_stamps, published, stretch_sums
 from .job import Job
 from .job_check import JOB
-from .journal import Journals, entries_of, line, note
+from .journal.journals import Journals, entries_of, line, note
 from .partial import carried_files, check_same_job, is_complete, text_files, working_job
-from .parts import FilePart, parts_of, share_of
-from .recheck import block_runs, block_sum
+from .same_base import base_fingerprints, output_fingerprints
 from .threads import in_threads
+from .upload_parts import FilePart, parts_of, share_of
 from .work_units import Block, Stretch, WorkUnits
 
 _UPLOADS = "uploads.json"

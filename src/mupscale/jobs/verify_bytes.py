@@ -23,16 +23,15 @@ from ..files.typed import named, text
 from ..runs.growth_record import NAME as ABOUT
 from ..storage.location import Location, absolute, location
 from ..storage.looking import names_in
-from .agreement import base_fingerprints, output_fingerprints
-from .base_reader import BaseReader, encoded
-from .blocks import MoveMaker, Reader, raw_bytes
-from .compiled_sums import expect
-from .fingerprints import as_text, fingerprint
-from .identity import about_text, check_base, published
+from .bytes.base_reader import BaseReader, encoded
+from .bytes.blocks import MoveMaker, Reader, block_runs, block_sum, raw_bytes
+from .bytes.compiled_sums import expect
+from .bytes.fingerprints import as_text, fingerprint
+from .digests import about_text, check_base, published
 from .job import Job
 from .job_check import JOB, check_job, sound_job
-from .journal import Journals
-from .recheck import block_runs, block_sum
+from .journal.journals import Journals
+from .same_base import base_fingerprints, output_fingerprints
 from .threads import check_threads, in_threads
 from .work_units import Block, WorkUnits
 from .worker import Report

@@ -1,7 +1,7 @@
 """A whole job or one worker's share of it: units in, bytes at fixed offsets out, in memory that does not grow with the model.
 
 Every unit is independent and may be done twice, so any worker may do any unit, be killed, and start again.
-`blocks.py` makes the bytes of a unit; `partial.py` decides when the output becomes visible.
+`bytes/blocks.py` makes the bytes of a unit; `partial.py` decides when the output becomes visible.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from time import monotonic
 from ..errors import Fault, MupscaleError
 from ..storage.location import Url
 from ..tensors.compiled import expect as expect_numbers
-from .agreement import base_fingerprints, output_fingerprints
-from .base_reader import BaseReader, encoded, encoded_sums
-from .blocks import MoveMaker, Reader, raw_bytes
-from .compiled_sums import expect as expect_bytes
-from .durable import sync_data
-from .identity import check_base, check_stamps, stretch_sums
+from .bytes.base_reader import BaseReader, encoded, encoded_sums
+from .bytes.blocks import MoveMaker, Reader, block_sum, raw_bytes
+from .bytes.compiled_sums import expect as expect_bytes
+from .bytes.durable import sync_data
+from .bytes.output_files import OutputFiles
+from .digests import check_base, check_stamps, stretch_sums
 from .job import Job
 from .job_check import PARTIAL, check_job
-from .journal import Journal, Journals, read_journals
-from .output_files import OutputFiles
+from .journal.journals import Journal, Journals, read_journals
 from .partial import finish, finished_by_another, is_finished, partial, prepare
-from .recheck import block_sum, damaged
+from .recheck import damaged
+from .same_base import base_fingerprints, output_fingerprints
 from .threads import check_threads, in_threads
 from .upload import upload_share
 from .work_units import Block, WorkUnits

@@ -1,6 +1,6 @@
 """Named optimizers written out: as a live optimizer, or as a state dict keyed by name or by position.
 
-Files and shards take the carried values themselves (`checkpoints/trainer_state.py`, `sharded/fill.py`).
+Files and shards take the carried values themselves (`checkpoints/state/trainer_state.py`, `sharded/fill.py`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MupscaleError
+from ..files.pickles.torch_file import read_tree
 from ..files.strict import parse_json, read_regular
-from ..files.torch_file import read_tree
 from ..plans.plan import Plan
 from ..storage.location import Location, location
 from ..storage.looking import exists

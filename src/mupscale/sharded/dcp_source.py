@@ -12,8 +12,8 @@ from itertools import combinations
 from typing import Any
 
 from ..errors import Fault, MupscaleError
-from ..files.dcp_chunks import read_value
-from ..files.dcp_table import ChunkedTensor, DcpDirectory
+from ..files.dcp.chunks import read_value
+from ..files.dcp.table import ChunkedTensor, DcpDirectory
 from ..files.places import is_dtype
 from ..files.strict import printable, raise_few
 from ..models.names import strip_wrappers

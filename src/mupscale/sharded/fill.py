@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Fault
-from ..jobs.blocks import BlockMaker, StoredBase
+from ..jobs.bytes.blocks import BlockMaker, StoredBase
 from ..jobs.job import BLOCK_BYTES
 from ..jobs.work_units import block_shape
 from ..optimizers.named import Moment

@@ -18,7 +18,7 @@ from torch import nn
 from ..arguments import wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan
-from ..files.dcp import METADATA
+from ..files.dcp.metadata import METADATA
 from ..files.directory import CONFIG
 from ..files.elsewhere import megatron_faults
 from ..models.fingerprint import changed_code

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from ..errors import MupscaleError
-from ..files.dcp import METADATA, read_dcp
-from ..files.dcp_table import DcpDirectory, map_table, write_table
+from ..files.dcp.metadata import METADATA, read_dcp
+from ..files.dcp.table import DcpDirectory, map_table, write_table
 from ..storage.location import Location, Url
 from .agreement import sum_over_ranks
 from .waiting import Ranks, several

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import Fault, MupscaleError, raise_faults
-from ..jobs.blocks import StoredBase
-from ..jobs.norms import measured_by
+from ..jobs.bytes.blocks import StoredBase
+from ..jobs.norms.measured import measured_by
 from ..noise.kinds import Noise
 from ..noise.measures import Statistic, Wanted, statistic
 from ..noise.resolve import norms_wanted, resolve_noise, unused_seed

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ..errors import MupscaleError
-from ..files.dcp_chunks import chunk_place
-from ..files.dcp_table import Chunk, ChunkedTensor
+from ..files.dcp.chunks import chunk_place
+from ..files.dcp.table import Chunk, ChunkedTensor
 from ..files.places import Place, item_size, torch_dtype
-from ..jobs.blocks import Reader, read_rectangle_
+from ..jobs.bytes.blocks import Reader, read_rectangle_
 from ..plans.plan import Plan
 from ..runs.provenance import Provenance
 from ..storage.location import Location

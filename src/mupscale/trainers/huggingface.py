@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.hooks import RemovableHandle
 
-from ..checkpoints.not_carried import NEFTUNE
+from ..checkpoints.result.not_carried import NEFTUNE
 from ..errors import Fault, MupscaleError, raise_faults
 from ..lazy import lazy_subclass
 from ..plans.plan import Plan

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ...errors import Fault, MupscaleError, raise_faults
-from ...files.torch_settings import read_settings
+from ...files.pickles.torch_settings import read_settings
 from ...storage.location import Location, location
 from ...training.grow.state_dicts import groups_for
 from .universal import SETTINGS, STEP, tag_in

@@ -13,10 +13,10 @@ from math import prod
 from typing import Any
 
 from ...errors import Fault
+from ...files.pickles.torch_file import Room, lay_out
+from ...files.pickles.torch_settings import strange
 from ...files.places import Place
 from ...files.strict import printable, raise_few
-from ...files.torch_file import Room, lay_out
-from ...files.torch_settings import strange
 from ...jobs.job import Move, Text
 from ...models.names import resolve
 from ...noise.kinds import Noise

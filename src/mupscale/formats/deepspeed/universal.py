@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import Fault, MupscaleError
+from ...files.pickles.torch_file import read_tensor, read_tree
+from ...files.pickles.torch_settings import read_settings
 from ...files.places import Place
 from ...files.strict import name_fault, os_errors, printable, raise_few, read_regular
-from ...files.torch_file import read_tensor, read_tree
-from ...files.torch_settings import read_settings
 from ...storage.location import Location, location
 from ...storage.looking import exists, is_dir, names_in
 

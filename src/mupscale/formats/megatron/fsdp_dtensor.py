@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import Fault
-from ...files.dcp import METADATA, read_dcp
-from ...files.dcp_chunks import read_value
-from ...files.dcp_table import DcpDirectory
+from ...files.dcp.chunks import read_value
+from ...files.dcp.metadata import METADATA, read_dcp
+from ...files.dcp.table import DcpDirectory
 from ...files.elsewhere import MEGATRON_CONFIG
 from ...files.strict import printable, raise_few
 from ...storage.location import Location, location

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import Fault
-from ...files.dcp import METADATA
-from ...files.dcp_table import Chunk, ChunkedTensor, FileNames, chunked
+from ...files.dcp.metadata import METADATA
+from ...files.dcp.table import Chunk, ChunkedTensor, FileNames, chunked
 from ...files.elsewhere import MEGATRON_LATEST
+from ...files.pickles.torch_file import Room
 from ...files.places import Place
 from ...files.strict import printable, raise_few
-from ...files.torch_file import Room
 from ...jobs.job import Cells, Move, Text, window
 from ...optimizers.named import Moment
 from ...plans.plan import Plan

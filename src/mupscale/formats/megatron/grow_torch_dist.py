@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import Fault, MupscaleError
-from ...files.dcp import METADATA
-from ...files.dcp_chunks import read_value
-from ...files.dcp_table import Chunk, ChunkedTensor, FileNames, chunked
+from ...files.dcp.chunks import read_value
+from ...files.dcp.metadata import METADATA
+from ...files.dcp.table import Chunk, ChunkedTensor, FileNames, chunked
 from ...files.elsewhere import MEGATRON_CONFIG, MEGATRON_LATEST
 from ...files.opened import open_file
+from ...files.pickles.torch_file import Room
 from ...files.strict import os_errors, printable, raise_few
-from ...files.torch_file import Room
 from ...jobs.job import Text
 from ...optimizers.named import NamedOptimizer
 from ...storage.location import Location

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ...errors import Fault
-from ...files.dcp_chunks import chunk_place
-from ...files.dcp_table import Chunk, DcpDirectory
+from ...files.dcp.chunks import chunk_place
+from ...files.dcp.table import Chunk, DcpDirectory
 from ...files.places import Place, item_size
 from ...files.strict import printable, raise_few
 from ...jobs.job import Move

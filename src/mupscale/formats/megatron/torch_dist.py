@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from ...errors import Fault, MupscaleError
-from ...files.dcp import METADATA, read_dcp
-from ...files.dcp_table import ChunkedTensor, DcpDirectory
+from ...files.dcp.metadata import METADATA, read_dcp
+from ...files.dcp.table import ChunkedTensor, DcpDirectory
 from ...files.elsewhere import MEGATRON_CONFIG, MEGATRON_FORMAT, MEGATRON_LATEST, MEGATRON_SMALL
+from ...files.pickles.torch_file import Room, lay_out
+from ...files.pickles.torch_settings import read_settings
 from ...files.places import OutFile, Place, torch_dtype
 from ...files.strict import parse_json, printable, read_regular
-from ...files.torch_file import Room, lay_out
-from ...files.torch_settings import read_settings
 from ...storage.location import Location, location
 from ...storage.looking import exists
 

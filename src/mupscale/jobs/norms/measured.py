@@ -1,0 +1,111 @@
+"""Spectral norms, root mean squares and means of tensors where they lie: rows are read in stretches, and no matrix of more than 16 million entries is held whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ...noise.measures import Statistic, Wanted
+from ...storage.location import Location
+from ...tensors.spectral import streamed_spectral_norm
+from ..bytes.blocks import Reader, StoredBase, stored_base
+from ..job import Move
+from ..threads import in_threads
+from .norm_journal import NormJournal
+
+_STRETCH = 1 << 24
+"""Bytes of float64 that are summed over at a time."""
+
+
+def measured_in(
+    base: Location,
+    moves: Sequence[Move],
+    names: Mapping[str, str],
+    wanted: Sequence[Wanted],
+    *,
+    journal: NormJournal | None = None,
+    share: tuple[int, int] = (0, 1),
+    threads: int = 1,
+) -> dict[Wanted, Tensor]:
+    """The norms and means of what the moves would read; `names` gives a move's planned tensor.
+
+    With a journal, tensors that another worker has measured are skipped. Worker i of n begins at its share of the list, so
+    that workers that start together measure different tensors: with 8 tensors and `share=(1, 2)` the order is 4, 5, 6, 7, 0, ….
+    """
+    parts: dict[str, list[Move]] = {}
+    for move in moves:
+        if move.sources:
+            parts.setdefault(names.get(move.name, move.name), []).append(move)
+    found: dict[Wanted, Tensor] = {}
+    first = share[0] * len(wanted) // share[1]
+    order = [*range(first, len(wanted)), *range(first)]
+
+    def measure(units: Iterator[int]) -> None:
+        with Reader(base) as reader:
+            for unit in units:
+                name, what = wanted[unit]
+                if journal is not None:
+                    found.update(journal.known())
+                if wanted[unit] in found:
+                    continue
+                stored = [part for move in parts[name] if (part := stored_base(move, reader)) is not None]
+                found[name, what] = measured_by(stored, parts[name][0].making.base_shape, what)
+                if journal is not None:
+                    journal.add((name, what), found[name, what])
+
+    in_threads(threads, order, measure)
+    return found
+
+
+def measured_by(parts: Sequence[StoredBase], shape: tuple[int, ...], what: Statistic) -> Tensor:
+    """A statistic of one base tensor of `shape`, from its stored parts."""
+    read = _rows(parts)
+    if what == "mean":
+        return _total(partial(read, ()), shape) / shape[0]
+    if what == "rms":
+        squares = _total(lambda first, last: read((), first, last).double().square(), shape)
+        return (squares.sum() / prod(shape)).sqrt()
+    if what == "each_rms":
+        each = [read((i,), 0, shape[1]).double().square().mean() for i in range(shape[0])]
+        return torch.stack(each).sqrt()
+    if len(shape) < 2:
+        length: Tensor = torch.linalg.vector_norm(read((), 0, prod(shape)).double())
+        return length
+    if what == "norm":
+        return streamed_spectral_norm(partial(read, ()), (shape[0], prod(shape[1:])))
+    size = (shape[1], prod(shape[2:]))
+    return torch.stack([streamed_spectral_norm(partial(read, (i,)), size) for i in range(shape[0])])
+
+
+def _total(read: Callable[[int, int], Tensor], shape: tuple[int, ...]) -> Tensor:
+    """The sum of all rows, as many of them at a time as `_STRETCH` bytes of float64 hold."""
+    rows, width = shape[0], prod(shape[1:])
+    total = torch.zeros(width, dtype=torch.float64, device="cpu")
+    step = max(1, _STRETCH // (8 * max(1, width)))
+    for first in range(0, rows, step):
+        total += read(first, min(rows, first + step)).double().sum(0)
+    return total
+
+
+def _rows(parts: Sequence[StoredBase]) -> Callable[[tuple[int, ...], int, int], Tensor]:
+    """A function that reads rows of the matrix behind the indices `outer`, from however many stored parts."""
+
+    def read(outer: tuple[int, ...], first: int, last: int) -> Tensor:
+        found: dict[int, Tensor] = {}
+        at = len(outer)
+        for part in parts:
+            start, shape = part.start, part.shape
+            if any(not a <= i < a + n for i, a, n in zip(outer, start, shape, strict=False)):
+                continue
+            low, high = max(first, start[at]), min(last, start[at] + shape[at])
+            if low < high:
+                rows = torch.empty((*(1,) * at, high - low, *shape[at + 1 :]), dtype=part.dtype, device="cpu")
+                part.read_([*outer, low, *start[at + 1 :]], rows)
+                found[low] = rows.view(high - low, prod(shape[at + 1 :]))
+        return torch.cat([found[low] for low in sorted(found)])
+
+    return read
