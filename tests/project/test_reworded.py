@@ -20,8 +20,11 @@ import mupscale as mu
 from harness.refusals import OTHER_WORDS, refusal, refused, reworded
 from mupscale.checkpoints.events import Event, Resumed, Writing
 from mupscale.cli.main import main
+from mupscale.errors import Fault
 from mupscale.families import child, process
 from mupscale.models.float64 import lifted_casts
+from mupscale.planning import infer
+from mupscale.planning.search.not_found import NoPlanError
 from mupscale.sharded.agreement import _packed, _unpacked
 
 X = torch.arange(12.0).view(4, 3) / 10
@@ -58,9 +61,20 @@ def codes(action: Callable[[], Any]) -> tuple[str, ...]:
 
 
 def copies_where_units_cannot_be() -> object:
-    torch.manual_seed(0)
-    plan = mu.infer_plan(Centred(4), lambda: Centred(8), by="units", loss=loss)
-    return plan.hash, plan["out.weight"].change.c
+    """Where no plan by new units is exact, the sizes that the refusal carries grow by copies."""
+    measured = infer._found
+
+    def found(base: Any, wide: Any, loss: Any, declared: Any, ways: Any, *rest: Any) -> Any:
+        if (4, 8) not in ways.copied:
+            error = NoPlanError("no exact plan", [Fault("search.no_exact_plan", "3 tried", "nearest: ffn")])
+            error.sizes = frozenset({(4, 8)})
+            raise error
+        return measured(base, wide, loss, declared, ways, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(infer, "_found", found)
+        plan = mu.infer_plan(mlp(4), lambda: mlp(8), by="units", loss=loss)
+    return plan.hash, plan["3.weight"].change.c
 
 
 def search_where_shapes_do_not_decide() -> object:
