@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 import pytest
 
 import mupscale as mu
+from mupscale.errors import Fault
+
+OTHER_WORDS = "other words"
+"""What every refusal says while `reworded` lasts."""
 
 
 def refusal(action: Callable[[], Any], *codes: str, where: str | Sequence[str] = ()) -> mu.MupscaleError:
@@ -48,3 +53,20 @@ class refused:  # noqa: N801 - used like pytest.raises
             assert fault.where in message, f"the message does not name {fault.where}"
             assert fault.remedy in message, f"the message has no remedy for {fault.where}"
         return True
+
+
+@contextmanager
+def reworded() -> Iterator[None]:
+    """Inside, every claim, every finding and every remedy of a refusal is the same two words; codes and places stay."""
+    initialise = mu.MupscaleError.__init__
+
+    def fault(cls: type[Fault], code: str, where: str, what: str, remedy: str = "") -> Fault:
+        return tuple.__new__(cls, (code, where, OTHER_WORDS, remedy and OTHER_WORDS))
+
+    def error(self: mu.MupscaleError, claim: str, faults: Sequence[Fault] = (), *, code: str = "") -> None:
+        initialise(self, OTHER_WORDS, [Fault(*one) for one in faults], code=code)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fault, "__new__", fault)
+        patch.setattr(mu.MupscaleError, "__init__", error)
+        yield

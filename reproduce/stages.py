@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import mupscale as mu
-from mupscale.cli.log_lines import log_lines
+from mupscale.cli.printing.log_lines import log_lines
 from mupscale.tuning.checkpoint import kept, restore_
 from mupscale.tuning.grid import Point
 from mupscale.tuning.settings import Settings

@@ -20,7 +20,7 @@ from mupscale.checkpoints.resume import check_same
 from mupscale.cli import demo
 from mupscale.cli import grow as grow
 from mupscale.cli.main import main, parser
-from mupscale.cli.verb import Parser
+from mupscale.cli.options.verb import Parser
 from mupscale.families.config.goal import Goal
 from mupscale.families.loaded import Losses
 from mupscale.training.recipe import Recipe

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from harness.refusals import refused
-from mupscale.cli import device_report, doctor, first_lines
+from mupscale.cli import doctor
 from mupscale.cli.main import main
 from mupscale.extras import EXTRAS, needs
 from mupscale.tensors.triton import compare as slices
 from mupscale.tensors.triton import launch
+from mupscale.training.check import device_proofs, first_lines
 
 
 def stated() -> dict[str, set[str]]:
@@ -81,10 +82,10 @@ def test_the_report_of_a_device_proves_beside_controls(capsys):
 
 
 PARTS = {
-    "noise bits": (device_report, "_slices"),
-    "exact bits": (device_report, "_exact_bits"),
-    "AdamW, fused": (device_report, "_adamw"),
-    "autocast": (device_report, "_autocast_holds"),
+    "noise bits": (device_proofs, "_slices"),
+    "exact bits": (device_proofs, "_exact_bits"),
+    "AdamW, fused": (device_proofs, "_adamw"),
+    "autocast": (device_proofs, "_autocast_holds"),
     "README": (first_lines, "readme"),
     "tutorial": (first_lines, "tutorial"),
     "search": (first_lines, "search"),
@@ -96,7 +97,7 @@ def quick(monkeypatch):
     """Every part of the report holds at once."""
     for module, name in PARTS.values():
         monkeypatch.setattr(module, name, lambda *given: ("as it should be", True))
-    monkeypatch.setattr(device_report, "_timing", lambda device: "none")
+    monkeypatch.setattr(device_proofs, "timing", lambda device: "none")
     monkeypatch.setattr(doctor, "_measured", lambda: (1e-16, 1.0))
 
 
@@ -123,7 +124,7 @@ def test_the_report_holds_where_every_part_does(quick, capsys):
 def test_the_triton_kernel_is_compared_where_triton_is(quick, capsys, monkeypatch):
     monkeypatch.setattr(launch, "installed", lambda: True)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(device_report, "_slices", lambda device, kernel: (kernel, kernel != "triton"))
+    monkeypatch.setattr(device_proofs, "_slices", lambda device, kernel: (kernel, kernel != "triton"))
     assert main(["doctor", "--device", "cpu"]) == 1
     assert re.search("^Triton kernel +FAILS  triton", capsys.readouterr().out, re.MULTILINE)
     monkeypatch.setattr(launch, "installed", lambda: False)
@@ -139,8 +140,8 @@ def test_a_kernel_with_other_bits_fails_and_so_does_one_that_was_not_used(monkey
         ("triton", 6, ("plain",), False),
     ):
         made = replace(found, kernel=launched, different=different)
-        monkeypatch.setattr(device_report, "compare_slices", lambda *given, made=made, **named: made)
-        assert device_report._slices(device, kernel)[1] is holds
+        monkeypatch.setattr(device_proofs, "compare_slices", lambda *given, made=made, **named: made)
+        assert device_proofs._slices(device, kernel)[1] is holds
 
 
 def test_the_first_lines_fail_where_growing_is_wrong(monkeypatch):

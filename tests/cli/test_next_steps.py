@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mupscale.cli.next_steps import next_steps
+from mupscale.cli.printing.next_steps import next_steps
 from mupscale.jobs.job import Carried, Job
 from mupscale.tuning.text_data import TOKENIZERS
 

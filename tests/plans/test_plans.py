@@ -319,4 +319,18 @@ def test_a_stored_need_has_its_kind_again():
         assert [need.kind for need in again.needs] == ["dropout"]
     padded = mu.plans.plan_between(mlp, 4, 6, by="padded")
     assert {need.kind for need in padded.needs} == {"assumption"}, "control"
-    assert json.loads(plan.to_json())["needs"] == sorted(map(str, plan.needs)), "stored as a sentence"
+    stored = json.loads(plan.to_json())
+    assert (stored["needs"], stored["need_kinds"]) == (sorted(map(str, plan.needs)), ["dropout"])
+    other = mu.Plan.of_json({**stored, "needs": ["other words"]})
+    assert [(str(need), need.kind) for need in other.needs] == [("other words", "dropout")]
+    assert (other.hash, "need_kinds" in padded.as_json()) == (plan.hash, False), "no part of the identity"
+    with refused("plan.malformed_record"):
+        mu.Plan.of_json({**stored, "need_kinds": ["no kind"]})
+
+
+def test_a_need_that_was_stored_without_a_kind_has_one():
+    """As 0.2.0 stored it: the sentence alone."""
+    stored = mu.plans.plan_between(mlp, 4, 8).as_json()
+    said = {"no dropout (1): it is switched off": "dropout", "other words": "assumption"}
+    again = mu.Plan.of_json({**stored, "needs": list(said)})
+    assert {str(need): need.kind for need in again.needs} == said

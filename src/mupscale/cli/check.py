@@ -22,18 +22,13 @@ from ..jobs.job_check import JOB
 from ..jobs.progress import shown_progress
 from ..jobs.verify_bytes import check_alone, check_bytes, read_job
 from ..plans.plan import Plan
-from ..proofs.identity import GRADIENT_TOLERANCE
+from ..proofs.rounding import stored_tolerance
 from ..runs.growth_record import NAME, read_about
 from ..storage.location import Location
 from .plan import changes
-from .working import working
+from .printing.working import working
 
 _SHOWN = 20  # faults per level; a wrong plan has one per tensor
-_UNIT = {"F64": 2**-53, "F32": 2**-24, "BF16": 2**-8, "F16": 2**-11}
-"""The relative rounding of one number, by dtype."""
-_ROUNDINGS = 50
-"""Where stored weights were rounded, gradients may be off by this many roundings of one number. On a trained Llama with zeros,
-stored in float32, the worst of 38 tensors was off by 11; a wrong fold is off by a thousand times more."""
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -196,7 +191,8 @@ def _model(directory: Directory, wide: Location, about: dict[str, Any]) -> tuple
     found = compare_models(directory.path, wide, about["plan"], classes)
     errors = {name: float(error) for name, error in found["errors"].items()}
     worst = max(errors.values(), default=0.0)
-    tolerance = _tolerance(wide, Plan.of_json(about["plan"]))
+    stored = {place.dtype for place in read_directory(wide).tensors.values()}
+    tolerance = stored_tolerance(Plan.of_json(about["plan"]), stored)
     faults = [
         Fault("growth.gradient_differs", name, f"its gradient is off by {error:.1e}")
         for name, error in errors.items()
@@ -210,16 +206,3 @@ def _model(directory: Directory, wide: Location, about: dict[str, Any]) -> tuple
         f"outputs agree to {found['gap']:.0e}, gradients of {len(errors)} tensors to {worst:.0e}, in float64"
     )
     return said, faults
-
-
-def _tolerance(wide: Location, plan: Plan) -> float:
-    """What gradients may differ by: weights that are multiplied by no power of two were rounded when they were stored."""
-    scales = [entry.change.s.fraction for entry in plan.tensors.values() if entry.sources]
-    if all(s is not None and _power_of_two(s.numerator) and _power_of_two(s.denominator) for s in scales):
-        return GRADIENT_TOLERANCE
-    stored = {place.dtype for place in read_directory(wide).tensors.values()} & _UNIT.keys()
-    return max(GRADIENT_TOLERANCE, _ROUNDINGS * max(_UNIT[dtype] for dtype in stored))
-
-
-def _power_of_two(number: int) -> bool:
-    return number & (number - 1) == 0

@@ -15,12 +15,17 @@ import sys
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+import torch
+
 from ..extras import EXTRAS
+from ..tensors.differences import curve_gap
 from ..text import columns, size
+from ..training.check import device_proofs
+from ..training.check.demo import DIFFERENT, EXACT, train
 from ..version import __version__
-from .demo import DIFFERENT, EXACT
 
 CORE = ("torch", "numpy", "safetensors")
+_TESTS = "tests that need a GPU: in a clone of the repository, python -m pytest -m gpu"
 _STEPS = 30  # after growth, side by side, as many as before it
 
 
@@ -41,15 +46,11 @@ def run(chosen: argparse.Namespace) -> int:
         f"without the new units by {control:.0e}"
     )
     if chosen.device is not None:
-        from . import device_report
-
-        holds = device_report.run(chosen.device) and holds
+        holds = _holds_on(chosen.device) and holds
     return 0 if holds and not old else 1
 
 
 def _machine(disk: Path) -> list[tuple[str, str]]:
-    import torch
-
     threads = os.environ.get("OMP_NUM_THREADS")
     limit = f", OMP_NUM_THREADS={threads}" if threads else ""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -123,15 +124,18 @@ def is_older(found: str | None, least: str | None) -> bool:
 
 def _measured() -> tuple[float, float]:
     """The largest relative difference of a loss from the base's: widened, and with the base's settings left unchanged."""
-    import torch
-
-    from ..tensors.differences import curve_gap
-    from .demo import train
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        _, base, wide, control = train(_STEPS, before=30)
-    finally:
-        torch.set_num_threads(threads)
+    _, base, wide, control = train(_STEPS, before=30)
     return curve_gap(base, wide), curve_gap(base, control)
+
+
+def _holds_on(name: str) -> bool:
+    """Print the report of a device, to paste into an issue; whether every proof holds."""
+    device = device_proofs.found_device(name)
+    print(f"\n```\nmupscale device report: {device_proofs.described(device)}")
+    holds = True
+    for check in device_proofs.checks(device):
+        holds = check.holds and holds
+        print(f"{check.name:18} {'holds' if check.holds else 'FAILS'}  {check.found}", flush=True)
+    print(f"time: {device_proofs.timing(device)}")
+    print(f"{_TESTS}\n```")
+    return holds

@@ -35,9 +35,9 @@ from ..jobs.progress import Progress
 from ..models.names import pattern_of
 from ..text import columns
 from ..training.grow.loss_rise import is_jump, jump_message, smaller
-from .next_steps import next_steps
 from .plan import cost, describe, evidence
-from .working import working
+from .printing.next_steps import next_steps
+from .printing.working import working
 
 
 def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | None) -> int:

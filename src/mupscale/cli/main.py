@@ -9,21 +9,12 @@ from importlib import import_module
 
 from ..errors import MupscaleError
 from ..version import __version__
-from .verb import Help, Parser
+from .options.verb import Help, Parser
 
-VERBS = {
-    "plan": "plan_options",
-    "grow": "grow_options",
-    "upscale": "grow_options",
-    "check": "check_options",
-    "tune": "tune_options",
-    "report": "report",
-    "cost": "cost_options",
-    "advise": "advise_options",
-    "demo": "demo_options",
-    "doctor": "doctor_options",
-}
-"""Verb -> the module with its options, in the order of the help. None imports torch before it has accepted them."""
+VERBS = ("plan", "grow", "upscale", "check", "tune", "report", "cost", "advise", "demo", "doctor")
+"""In the order of the help. A module of `options/` imports no torch before it has accepted them."""
+_TOGETHER = {"upscale": "grow"}
+"""Verbs whose options are in the module of another."""
 _RESUMED = ("grow", "upscale", "tune")
 _INTERRUPTED, _UNREAD = 130, 141  # a shell's exit status for a command ended by SIGINT or SIGPIPE
 _MORE = """\
@@ -47,9 +38,9 @@ def parser(words: Sequence[str] = ()) -> Parser:
     top.add_argument("--version", action="version", version=f"mupscale {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="verb")
     first = words[0] if words else ""
-    modules = [VERBS[first]] if first in VERBS else [] if first == "--version" else VERBS.values()
-    for name in dict.fromkeys(modules):
-        import_module(f"{__package__}.{name}").add_to(verbs)
+    wanted = (first,) if first in VERBS else () if first == "--version" else VERBS
+    for name in dict.fromkeys(_TOGETHER.get(verb, verb) for verb in wanted):
+        import_module(f"{__package__}.options.{name}").add_to(verbs)
     return top
 
 

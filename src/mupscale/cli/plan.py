@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,14 +22,14 @@ from ..families.types.into import experts_are_copies
 from ..files.directory import Directory
 from ..files.floats import FLOATS, TORCH_NAMES
 from ..files.places import item_size
+from ..machine import disk_speed
 from ..plans.plan import Plan
 from ..storage.location import Location, Url
 from ..text import columns, duration, size
-from .stored_names import stored_names
-from .working import working
+from .printing.stored_names import stored_names
+from .printing.working import working
 
 _TRAINING = 16  # bytes per parameter: weight, gradient and two moments in float32, or bf16 with fp32 masters
-_PROBE = 64 << 20  # bytes written to measure the disk
 
 
 def run(chosen: argparse.Namespace, request: Request) -> int:
@@ -183,21 +180,6 @@ def cost(directory: Directory, family: FamilyPlan, request: Request, where: Path
         ("memory", "under 500 MiB with two workers, half of it torch, independent of the model's size"),
     ]
     return "cost of growing\n" + columns(rows)
-
-
-def disk_speed(where: Path) -> float:
-    """Write speed for a new file here in bytes per second, fsync included."""
-    block = os.urandom(1 << 20)
-    try:
-        with tempfile.TemporaryFile(dir=where) as file:
-            started = time.perf_counter()
-            for _ in range(_PROBE >> 20):
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-            return _PROBE / (time.perf_counter() - started)
-    except OSError:
-        return 5e8  # a folder that cannot be written to: the speed of a plain SSD
 
 
 def hyperparameters(plan: Plan) -> str:

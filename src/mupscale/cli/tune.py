@@ -21,7 +21,7 @@ from ..training.recipe import Recipe
 from ..tuning.command import Command
 from ..tuning.proxy import frames_from
 from ..tuning.settings import Settings
-from .log_lines import log_lines
+from .printing.log_lines import log_lines
 
 
 def run(chosen: argparse.Namespace, given: Mapping[str, Any], command: Command) -> int:

@@ -59,7 +59,7 @@ def build(make: Make, seed: int | None = None) -> nn.Module:
             model = _checked(make())
         values_missing = _lacks_values(model, known)
     except _ERRORS as error:
-        if not _NO_VALUES.search(str(error)):
+        if isinstance(error, MupscaleError) or not _NO_VALUES.search(str(error)):
             raise
         values_missing = True
     if values_missing:
@@ -166,7 +166,7 @@ def _with_values(make: Callable[[], nn.Module], seed: int | None) -> nn.Module:
         with forked(seed=seed):
             return _checked(make())
     except _ERRORS as error:
-        if not _NO_VALUES.search(str(error)):
+        if isinstance(error, MupscaleError) or not _NO_VALUES.search(str(error)):
             raise
         raise MupscaleError(
             f"the factory reads values of parameters that it put on the meta device, where they have none: {error}; "

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from .calls import callers
 from .names import module_paths, pattern_of
-from .need import NO_DROPOUT, Need
+from .need import Need
 
 EVERY_COPY = "with dropout each copy draws its own mask, and training is equal only on average"
 
@@ -101,7 +101,7 @@ class without_dropout(TorchFunctionMode):  # noqa: N801 - a context manager, use
 def dropout_needs(places: Iterable[str]) -> frozenset[Need]:
     """What a proof without dropout assumes, by the places where it was met."""
     patterns = ", ".join(dict.fromkeys(map(pattern_of, places)))
-    return frozenset({Need(f"{NO_DROPOUT} ({patterns}): {EVERY_COPY}", "dropout")} if patterns else ())
+    return frozenset({Need(f"no dropout ({patterns}): {EVERY_COPY}", "dropout")} if patterns else ())
 
 
 def _training(func: Callable[..., Any], args: Any, named: dict[str, Any]) -> bool:

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 NeedKind = Literal["dropout", "unreached", "train mode", "eval mode", "assumption"]
 """Dropout that a proof switched off, growing tensors that no gradient reached, the only mode in which the plan is known to be
 exact, and everything else that is assumed."""
-NO_DROPOUT = "no dropout"
-REACHED = "a loss that reaches every tensor"
-TRAIN_ALONE, EVAL_ALONE = "train mode alone", "eval mode alone"
-_BEGINNINGS: dict[str, NeedKind] = {
-    NO_DROPOUT: "dropout", REACHED: "unreached", TRAIN_ALONE: "train mode", EVAL_ALONE: "eval mode"
+NEED_KINDS: tuple[NeedKind, ...] = get_args(NeedKind)
+_WITHOUT_KIND: dict[str, NeedKind] = {
+    "no dropout": "dropout", "a loss that reaches every tensor": "unreached", "train mode alone": "train mode",
+    "eval mode alone": "eval mode",
 }  # fmt: skip
+"""How sentences began in plans that were stored before kinds were; nothing that is written today is read by it."""
 
 
 class Need(str):
-    """One assumption of a plan. A stored plan has the sentence alone, whose beginning tells the kind.
+    """One assumption of a plan.
 
-    >>> Need("no dropout (drop): …").kind, Need("every activation maps 0 to 0").kind, Need("…", "unreached").kind
-    ('dropout', 'assumption', 'unreached')
+    >>> Need("any words", "unreached").kind, Need("every activation maps 0 to 0").kind
+    ('unreached', 'assumption')
     """
 
     kind: NeedKind
 
-    def __new__(cls, text: str, kind: NeedKind | None = None) -> Need:
+    def __new__(cls, text: str, kind: NeedKind = "assumption") -> Need:
         made = super().__new__(cls, text)
-        made.kind = kind or (text.kind if isinstance(text, Need) else _kind(text))
+        made.kind = text.kind if isinstance(text, Need) else kind
         return made
 
+    @classmethod
+    def stored_without_kind(cls, text: str) -> Need:
+        """One of a plan that has sentences alone.
 
-def _kind(text: str) -> NeedKind:
-    return next((kind for start, kind in _BEGINNINGS.items() if text.startswith(start)), "assumption")
+        >>> Need.stored_without_kind("no dropout (drop): …").kind
+        'dropout'
+        """
+        found = (kind for start, kind in _WITHOUT_KIND.items() if text.startswith(start))
+        return cls(text, next(found, "assumption"))

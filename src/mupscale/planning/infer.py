@@ -22,7 +22,7 @@ from ..models.fingerprint import code_fingerprint
 from ..models.float64 import lifted_casts, prepare
 from ..models.kinds import KNOWN_NORMS, is_norm
 from ..models.names import pattern_of
-from ..models.need import REACHED, Need
+from ..models.need import Need
 from ..plans.plan import Plan, Proof
 from ..proofs.identity import Evaluated, Loss, compared, evaluated
 from ..proofs.modes import measured_modes, mode_needs
@@ -255,7 +255,10 @@ def proved_by(plan: Plan, loss: Loss, unreached: tuple[str, ...], *models: nn.Mo
     tested = {pattern_of(name) for name in growing - set(unreached)}
     untested = dict.fromkeys(pattern_of(name) for name in unreached if name in growing)
     names = ", ".join(pattern for pattern in untested if pattern not in tested)
-    need = Need(f"{REACHED} ({names}): no gradient reaches it, so nothing tests how it grows", "unreached")
+    need = Need(
+        f"a loss that reaches every tensor ({names}): no gradient reaches it, so nothing tests how it grows",
+        "unreached",
+    )
     return replace(plan, proof="loss", needs=plan.needs | ({need} if names else set()))
 
 

@@ -21,7 +21,7 @@ from ..files import typed
 from ..files.strict import parse_json, refuse_malformed
 from ..frozen import FrozenDict, freeze_mappings
 from ..models.names import Kind, resolve
-from ..models.need import Need
+from ..models.need import NEED_KINDS, Need
 from ..rules.axes import Axis
 from ..rules.scale import Exact, Scale
 from .explain import explain, table
@@ -35,6 +35,7 @@ Proof = Literal["none", "copy", "outputs", "modules", "loss"]
 """How a plan was proved, the weakest first: not at all, on a small copy of the model's type, by the gradients of a
 projection of the outputs, by torch's own modules in containers whose forward is known, by the gradients of a loss."""
 _PROOFS: tuple[Proof, ...] = get_args(Proof)
+_NO_IDENTITY = ("needs", "need_kinds", "proof")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Plan:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Read pickles of 0.2.0 too, which lack the later fields."""
         _refuse_static(state.pop("exact", _EXACT))
-        self.__dict__.update({"code": {}, "later": False, **state})
+        needs = (n if isinstance(n, Need) else Need.stored_without_kind(n) for n in state.pop("needs"))
+        self.__dict__.update({"code": {}, "later": False, "needs": frozenset(needs), **state})
         self.__post_init__()
 
     @property
@@ -219,13 +221,16 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain values, in the form of its JSON, without the fingerprint of code."""
+        needs = sorted(self.needs)
+        kinds = [need.kind for need in needs]
         return {
             "format": FORMAT,
             "tensors": {name: tensor.as_json() for name, tensor in self.tensors.items()},
             "ties": dict(self.ties),
             "edits": [],  # once constants of the model's code; part of every hash
             "exact": _EXACT,  # part of every hash
-            "needs": sorted(map(str, self.needs)),
+            "needs": list(map(str, needs)),
+            **({"need_kinds": kinds} if set(kinds) - {"assumption"} else {}),
             "proof": self.proof,
         }
 
@@ -249,7 +254,7 @@ class Plan:
             return Plan(
                 tensors={name: TensorPlan.of_json(t) for name, t in typed.named(values["tensors"]).items()},
                 ties={alias: typed.text(name) for alias, name in typed.named(values["ties"]).items()},
-                needs=frozenset(map(Need, typed.texts(values["needs"]))),
+                needs=_needs(typed.texts(values["needs"]), values.get("need_kinds")),
                 proof=_PROOFS[_PROOFS.index(values["proof"])],
                 code={
                     name: typed.text(digest) for name, digest in typed.named(values.get("code", {})).items()
@@ -259,7 +264,7 @@ class Plan:
     @cached_property
     def hash(self) -> str:
         """The identity of the plan: equal plans have equal hashes."""
-        identity = {key: value for key, value in self.as_json().items() if key not in ("needs", "proof")}
+        identity = {key: value for key, value in self.as_json().items() if key not in _NO_IDENTITY}
         text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -289,6 +294,14 @@ class Plan:
             },
             proof="modules",
         )
+
+
+def _needs(sentences: tuple[str, ...], kinds: Any) -> frozenset[Need]:
+    """What a stored plan assumes; where it has no kinds, every one is an assumption or the plan is older than they are."""
+    if kinds is None:
+        return frozenset(map(Need.stored_without_kind, sentences))
+    known = [NEED_KINDS[NEED_KINDS.index(kind)] for kind in typed.texts(kinds)]
+    return frozenset(Need(sentence, kind) for sentence, kind in zip(sentences, known, strict=True))
 
 
 def _refuse_static(exact: Any) -> None:

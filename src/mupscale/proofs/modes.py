@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ..models.need import EVAL_ALONE, TRAIN_ALONE, Need
+from ..models.need import Need
 from .identity import Loss, evaluated
 
 ModeName = Literal["train", "eval"]
@@ -136,8 +136,8 @@ def mode_needs(modes: Modes) -> frozenset[Need]:
     """The need of a plan that is exact in one mode and was not found to be so in the other."""
     missed = {name: mode for name, mode in modes.items() if mode.kind != "exact"}
     return frozenset(
-        Need(f"{EVAL_ALONE} ({name} mode: {mode})", "eval mode")
+        Need(f"eval mode alone ({name} mode: {mode})", "eval mode")
         if name == "train"
-        else Need(f"{TRAIN_ALONE} ({name} mode: {mode})", "train mode")
+        else Need(f"train mode alone ({name} mode: {mode})", "train mode")
         for name, mode in missed.items()
     )

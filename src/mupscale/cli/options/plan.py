@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..errors import MupscaleError
-from ..families.config.goal import Goal
-from ..families.types.declarations import Declarations, read_declarations
+from ...errors import MupscaleError
+from ...families.config.goal import Goal
+from ...families.types.declarations import Declarations, read_declarations
 from .verb import add_verb, location, path
 
 
@@ -96,9 +96,9 @@ def run(chosen: argparse.Namespace) -> int:
             f"--json {chosen.json}: expected the name of a file in a folder that exists",
             code="option.not_a_file_name",
         )
-    from ..checkpoints.request import Request
+    from ...checkpoints.request import Request
 
     request = Request(goal, export=chosen.export, declared=declared(chosen))
-    from . import plan
+    from .. import plan
 
     return plan.run(chosen, request)

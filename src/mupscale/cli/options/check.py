@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from ..errors import MupscaleError
+from ...errors import MupscaleError
 from .verb import add_verb, location
 
 
@@ -62,6 +62,6 @@ def run(chosen: argparse.Namespace) -> int:
         raise MupscaleError(
             f"--workers {chosen.workers}: expected a whole number, 1 or more", code="option.below_one"
         )
-    from . import check
+    from .. import check
 
     return check.run(chosen)

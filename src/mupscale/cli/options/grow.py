@@ -7,17 +7,17 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoints.noise_words import DEFAULT_NOISE, parse_noise
-from ..errors import MupscaleError
-from .plan_options import add_source, declared, goal_of
+from ...checkpoints.noise_words import DEFAULT_NOISE, parse_noise
+from ...errors import MupscaleError
+from .plan import add_source, declared, goal_of
 from .verb import add_verb, location, path
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..checkpoints.request import Request
-    from ..families.config.goal import Goal
-    from ..training.recipe import Recipe
+    from ...checkpoints.request import Request
+    from ...families.config.goal import Goal
+    from ...training.recipe import Recipe
 
 
 def add_to(verbs: Any) -> None:
@@ -126,7 +126,7 @@ def run(chosen: argparse.Namespace) -> int:
     goal = goal_of(chosen)
     _check(chosen)
     request, share = _request(chosen, goal), _share(chosen.worker)
-    from . import grow as grow
+    from .. import grow as grow
 
     return grow.run(chosen, request, share)
 
@@ -158,7 +158,7 @@ def _check(chosen: argparse.Namespace) -> None:
 
 
 def _request(chosen: argparse.Namespace, goal: Goal) -> Request:
-    from ..checkpoints.request import SHARD_BYTES, Request, parse_dtype
+    from ...checkpoints.request import SHARD_BYTES, Request, parse_dtype
 
     request = Request(
         goal,
@@ -185,7 +185,7 @@ def _recipe(file: Path) -> Recipe:
     """A recipe as a request stores it: without the points that were tried."""
     from dataclasses import replace
 
-    from ..training.recipe import Recipe
+    from ...training.recipe import Recipe
 
     return replace(Recipe.read(file), tried=())
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..errors import MupscaleError
+from ...errors import MupscaleError
 from .verb import add_verb
 
 
@@ -44,6 +44,6 @@ def run(chosen: argparse.Namespace) -> int:
             f"--plot {chosen.plot}: expected a .png, .pdf or .svg file in a folder that exists",
             code="option.not_a_plot_file",
         )
-    from . import demo
+    from .. import demo
 
     return demo.run(chosen)

@@ -7,7 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ..errors import Fault, raise_faults
+from ...errors import Fault, raise_faults
 from .verb import add_verb
 
 _EXAMPLES = {"-k": 2, "--proxy": 128, "--steps": 10000, "--width": 1024, "--batch": 256, "--context": 1024}
@@ -84,7 +84,7 @@ def add_to(verbs: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     _check(chosen)
-    from . import cost
+    from .. import cost
 
     return cost.run(chosen)
 

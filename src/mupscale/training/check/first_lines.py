@@ -12,16 +12,16 @@ from math import isclose, isfinite
 import torch
 from torch import Tensor, nn
 
-from ..errors import MupscaleError
-from ..noise.kinds import SignalNoise
-from ..planning.infer import infer_plan
-from ..plans.plan import Plan
-from ..runs.run import Run
-from ..tensors.differences import loss_gap
-from ..tensors.random_states import forked
-from ..training.check.verify import verify
-from ..training.grow.grow import grow, narrow
-from ..training.grow.upscale import upscale
+from ...errors import MupscaleError
+from ...noise.kinds import SignalNoise
+from ...planning.infer import infer_plan
+from ...plans.plan import Plan
+from ...runs.run import Run
+from ...tensors.differences import loss_gap
+from ...tensors.random_states import forked
+from ..grow.grow import grow, narrow
+from ..grow.upscale import upscale
+from .verify import verify
 
 Found = tuple[str, bool]
 _CLOSE = 1e-4  # relative, of float32 losses after one step: a hundred times what kernels that add in other orders differ by

@@ -8,9 +8,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import Fault, raise_faults
-from ..tuning.command import Command
-from ..tuning.settings import Settings
+from ...errors import Fault, raise_faults
+from ...tuning.command import Command
+from ...tuning.settings import Settings
 from .verb import add_verb
 
 
@@ -129,7 +129,7 @@ def run(chosen: argparse.Namespace) -> int:
     raise_faults("this study cannot be run", _faults(chosen, given, directory))
     if not directory:
         Settings(**given)
-    from . import tune
+    from .. import tune
 
     return tune.run(chosen, given, Command(str(chosen.proxy), _words(chosen, given)))
 

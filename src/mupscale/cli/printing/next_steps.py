@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.noise_words import AUTO
-from ..checkpoints.request import Request
-from ..checkpoints.result.card import evaluation
-from ..checkpoints.result.train_script import NAME as SCRIPT
-from ..checkpoints.result.train_script import rate_of, writes_text
-from ..checkpoints.state.trainer_state import OPTIMIZER
-from ..jobs.job import Job
-from ..storage.location import Location, Url
-from ..tuning.text_data import TOKENIZERS
+from ...checkpoints.noise_words import AUTO
+from ...checkpoints.request import Request
+from ...checkpoints.result.card import evaluation
+from ...checkpoints.result.train_script import NAME as SCRIPT
+from ...checkpoints.result.train_script import rate_of, writes_text
+from ...checkpoints.state.trainer_state import OPTIMIZER
+from ...jobs.job import Job
+from ...storage.location import Location, Url
+from ...tuning.text_data import TOKENIZERS
 
 
 def next_steps(base: Location, out: Location, job: Job, declare: Path | None = None) -> str:

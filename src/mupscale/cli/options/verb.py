@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..storage.location import Location
+    from ...storage.location import Location
 
 _WIDTH = 88  # columns of help
 _USUAL = 80  # columns where there is no terminal to ask
@@ -33,7 +33,7 @@ def path(text: str) -> Path:
 
 def location(text: str) -> Location:
     """The type of an option that names a folder here or in a store."""
-    from ..storage.location import location
+    from ...storage.location import location
 
     return location(text)
 

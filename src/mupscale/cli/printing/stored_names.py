@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..families.record import FamilyPlan
-from ..files.directory import Directory
-from ..files.strict import printable
-from ..models.names import pattern_of
+from ...families.record import FamilyPlan
+from ...files.directory import Directory
+from ...files.strict import printable
+from ...models.names import pattern_of
 
 _SHOWN = 4  # names in one line; a reason often holds for every layer
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..errors import MupscaleError
+from ...errors import MupscaleError
 from .verb import add_verb
 
 
@@ -36,9 +36,9 @@ def run(chosen: argparse.Namespace) -> int:
             f"--disk {chosen.disk}: expected a folder that exists", code="option.not_a_folder"
         )
     if chosen.device is not None:
-        from .device_report import found_device
+        from ...training.check.device_proofs import found_device
 
         found_device(chosen.device)
-    from . import doctor
+    from .. import doctor
 
     return doctor.run(chosen)

@@ -7,7 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ..errors import Fault, raise_faults
+from ...errors import Fault, raise_faults
 from .verb import add_verb
 
 
@@ -62,7 +62,7 @@ def add_to(verbs: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     _check(chosen)
-    from . import advise
+    from .. import advise
 
     return advise.run(chosen)
 

@@ -1,4 +1,4 @@
-"""`mupscale doctor --device`: every proof on one device, with its control, as a report to paste into an issue."""
+"""Every proof on one device, each with its control, and a timing; `mupscale doctor --device` prints them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch import nn
 
-from ..errors import MupscaleError
-from ..rules.axes import Axis
-from ..rules.scale import Scale
-from ..runs.run import Run
-from ..tensors.differences import curve_gap
-from ..tensors.expand import expand, expand_
-from ..tensors.making import Making
-from ..tensors.noise import TensorNoise
-from ..tensors.philox import Stream
-from ..tensors.random_states import forked
-from ..tensors.triton import launch
-from ..tensors.triton.compare import compare_slices
-from ..training.grow.grow import grow
+from ...errors import MupscaleError
+from ...rules.axes import Axis
+from ...rules.scale import Scale
+from ...runs.run import Run
+from ...tensors.differences import curve_gap
+from ...tensors.expand import expand, expand_
+from ...tensors.making import Making
+from ...tensors.noise import TensorNoise
+from ...tensors.philox import Stream
+from ...tensors.random_states import forked
+from ...tensors.triton import launch
+from ...tensors.triton.compare import compare_slices
+from ..grow.grow import grow
 from . import first_lines
 from .demo import DIFFERENT, train
 
@@ -34,7 +34,6 @@ _EXACT32 = 1e-5  # relative, in float32, where a device has no float64; the CPU 
 _AUTOCAST = 5e-2  # relative, in bfloat16, whose rounding is 4e-3
 _TIMED = (4096, 4096)  # a wide bfloat16 matrix, 34 MB
 _REPEATS = 5
-_TESTS = "tests that need a GPU: in a clone of the repository, python -m pytest -m gpu"
 
 
 @dataclass(frozen=True)
@@ -65,20 +64,8 @@ def found_device(name: str) -> torch.device:
     return device
 
 
-def run(name: str) -> bool:
-    """Print the report; whether every proof holds."""
-    device = found_device(name)
-    print(f"\n```\nmupscale device report: {_name(device)}")
-    found = []
-    for check in _checks(device):
-        found.append(check)
-        print(f"{check.name:18} {'holds' if check.holds else 'FAILS'}  {check.found}", flush=True)
-    print(f"time: {_timing(device)}")
-    print(f"{_TESTS}\n```")
-    return all(check.holds for check in found)
-
-
-def _name(device: torch.device) -> str:
+def described(device: torch.device) -> str:
+    """The device and the versions of what drives it."""
     what = [f"torch {torch.__version__}", f"triton {_version('triton')}"]
     if device.type == "cuda":
         what = [f"CUDA {torch.version.cuda}", *what]
@@ -94,7 +81,8 @@ def _version(package: str) -> str:
         return "missing"
 
 
-def _checks(device: torch.device) -> Iterator[Check]:
+def checks(device: torch.device) -> Iterator[Check]:
+    """Every proof, made when it is asked for."""
     yield _tried("noise bits", lambda: _slices(device, "portable"))
     if launch.installed() and device.type == ("cpu" if launch.interpreted() else "cuda"):
         yield _tried("Triton kernel", lambda: _slices(device, "triton"))
@@ -207,7 +195,7 @@ def _autocast(device: torch.device) -> float:
     return curve_gap(base, grown)
 
 
-def _timing(device: torch.device) -> str:
+def timing(device: torch.device) -> str:
     """Seconds to grow a bfloat16 matrix with noise, over those to copy as many bytes on the device."""
     rows, width = _TIMED
     base = torch.ones(rows // 2, width // 2, dtype=torch.bfloat16, device=device)
