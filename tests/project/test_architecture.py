@@ -10,9 +10,13 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "src" / "mupscale"
 ORDER = [
     "rules", "tensors", "storage", "files", "models", "plans", "optimizers", "runs", "noise", "proofs", "planning",
-    "training", "families", "jobs", "formats", "checkpoints", "sharded", "trainers", "tuning", "reports", "cli",
+    "training", "families", "jobs", "formats", "checkpoints", "sharded", "trainers", "budgets", "studies", "cli",
 ]  # fmt: skip
-INNER = {"planning": ["facts", "search"], "training": ["start", "units", "rates", "grow", "check"]}
+INNER = {
+    "planning": ["facts", "search"],
+    "training": ["start", "units", "rates", "grow", "check"],
+    "studies": ["agenda", "directory", "report"],
+}
 """The folders of rooms that have some, in order; files of the room itself may import from all of them."""
 CORE = [name for name in ORDER[: ORDER.index("families")] if name not in ("storage", "files")]
 """What grows a live model."""
@@ -103,7 +107,7 @@ def test_every_folder_is_a_room_with_a_place_in_the_order():
     assert {room(path) for path in FILES} - {None} == set(ORDER)
 
 
-@pytest.mark.parametrize("room", [*CORE, "families", "formats"])
+@pytest.mark.parametrize("room", [*CORE, "families", "formats", "budgets", "studies"])
 def test_a_room_can_be_read_at_once(room):
     folders = {path.parent for path in FILES if path.is_relative_to(PACKAGE / room)}
     many = {f.relative_to(PACKAGE).as_posix(): len([*f.glob("*.py")]) - 1 for f in folders}

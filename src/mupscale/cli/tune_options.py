@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Fault, raise_faults
-from ..tuning.command import Command
-from ..tuning.settings import Settings
+from ..studies.command import Command
+from ..studies.settings import Settings
 from .verb import add_verb
 
 
