@@ -117,7 +117,7 @@ def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]
     not_grown = {leg.how: results[leg.key].loss for leg in stays(settings, now.base, now.wide)}
     grown = now.wide.top[best]
     if not_grown:
-        remarks.append(verdict(grown, not_grown))
+        remarks.append(stay_note(grown, not_grown))
     recipe = Recipe(
         optimizer=proxy.optimizer_name,
         constants={key: list(v) if isinstance(v, tuple) else v for key, v in constants.items()},
@@ -146,10 +146,10 @@ def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]
     return replace(recipe, remarks=(*remarks, *recipe.differences()))
 
 
-def verdict(grown: float, stay: Mapping[str, float]) -> str:
+def stay_note(grown: float, stay: Mapping[str, float]) -> str:
     """Whether growing beat not growing on the proxy, at equal FLOPs.
 
-    >>> print(verdict(2.0, {"going on": 2.1, "from scratch": 1.9}))
+    >>> print(stay_note(2.0, {"going on": 2.1, "from scratch": 1.9}))
     growing did not beat not growing on the proxy: loss 2 grown; the base's width for as many FLOPs: 2.1 going on, 1.9 from scratch
     """
     losses = ", ".join(f"{loss:.6g} {how}" for how, loss in stay.items())

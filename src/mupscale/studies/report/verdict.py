@@ -17,7 +17,7 @@ from ...errors import MupscaleError
 from ..agenda.grid import Point
 from ..command import read_command
 from ..settings import Settings
-from ..tune import verdict as grown_or_not
+from ..tune import stay_note
 from .held_out import LEAST, Gains, chosen, gains, nearest
 from .known import Known, Tried, know
 
@@ -173,7 +173,7 @@ class _Seeds:
             )
             losses = {leg.how: r.loss for leg, r in known.stay.items() if r is not None}
             if losses:
-                facts.append(f"Seed {known.settings.seed}: {grown_or_not(noisy[best], losses)}.")
+                facts.append(f"Seed {known.settings.seed}: {stay_note(noisy[best], losses)}.")
         return facts
 
     def _late(self) -> list[str]:
