@@ -15,6 +15,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from optuna.storages import InMemoryStorage
+from optuna.study import StudyDirection
+from optuna.trial import TrialState, create_trial
 
 from harness.refusals import refused
 from mupscale.cli.main import main
@@ -29,7 +31,7 @@ from mupscale.studies.report.lines import curves_of, draw_curves
 from mupscale.studies.report.maps import draw_map, draw_rungs
 from mupscale.studies.report.report import report
 from mupscale.studies.report.widths import cautions, draw_widths, why_not
-from mupscale.studies.settings import Settings
+from mupscale.studies.settings import Settings, check_same
 
 PROXY = """
 import torch
@@ -434,3 +436,51 @@ def test_tuning_without_matplotlib_says_one_line_and_succeeds(tuned, monkeypatch
     assert "pip install 'mupscale[plot]'" in capsys.readouterr().out.splitlines()[-1]
     assert main([*given, "--no-report"]) == 0
     assert "report:" not in capsys.readouterr().out
+
+
+SETTINGS_OF_0_2_0 = {
+    "width": 64, "k": 2, "steps": 80, "wide_steps": None, "reference": None, "lrs": [0.01, 0.02], "noises": [0.1],
+    "scheme": "sigma", "factors": [1.0], "halving": True, "rungs": [0.5], "keep": 0.5, "extend": 0, "seed": 0,
+    "control_at_base": True, "stay": True, "batch": 16, "optimizer": "torch.optim.AdamW", "constants": "[]",
+    "proxy": "0123456789abcdef", "flops": [10, 20], "sampler": "grid", "generations": 3,
+}  # fmt: skip
+TRIALS_OF_0_2_0 = [
+    ("base-lr=0.01 to step 40", 0, 40, 3.0),
+    ("base-lr=0.02 to step 40", 0, 40, 2.0),
+    ("base-lr=0.02 to step 80", 40, 80, 1.5),
+    ("zero noise is the base", 0, 8, 1e-7),
+    ("wide-noise=0-lr=0.02 to step 40", 0, 40, 1.4),
+    ("wide-noise=0.1-lr=0.02 to step 40", 0, 40, 1.6),
+    ("wide-noise=0-lr=0.02 to step 80", 40, 80, 1.3),
+    ("wide-noise=0.1-lr=0.02 to step 80", 40, 80, 1.1),
+    ("stay, going on to step 160", 0, 160, 1.25),
+    ("stay, from scratch to step 240", 0, 240, 1.2),
+]
+
+
+@pytest.mark.parametrize("name", ["stretch", "leg"])
+def test_a_study_that_0_2_0_stored_is_read(name: str):
+    """Written by Optuna alone, by the names of 0.2.0. Control: by another name of one attribute nothing is found."""
+    storage = InMemoryStorage()
+    study = storage.create_new_study([StudyDirection.MINIMIZE], "mupscale")
+    storage.set_study_user_attr(study, "settings", SETTINGS_OF_0_2_0)
+    for key, begin, end, loss in TRIALS_OF_0_2_0:
+        told = {"curve": [[end, loss]], "seconds": 2.0, "resumed_at": end // 2, "steps": 9, "tolerance": 1e-3}
+        kept = {name: key, "begin": begin, "end": end, "told": told}
+        storage.create_new_trial(study, create_trial(value=loss, user_attrs=kept))
+    lost = {name: TRIALS_OF_0_2_0[0][0], "begin": 0, "end": 40, "extra": "its worker was silent"}
+    storage.create_new_trial(study, create_trial(state=TrialState.FAIL, user_attrs=lost))
+    if name != "stretch":
+        with pytest.raises(KeyError):
+            know("somewhere", storage)
+        return
+    known = know("somewhere", storage)
+    assert known.done
+    assert (known.base.best, wide_of(known).best) == (Point(0.02), Point(0.02, 0.1))
+    assert [done.loss for done in known.stay.values() if done is not None] == [1.25, 1.2]
+    assert [tried.curve for tried in known.base.tried][1] == ((40, 2.0), (80, 1.5))
+    assert (known.work.counted, known.work.killed, known.work.seconds) == (10, 1, 20.0)
+    assert known.work.resumed == sum(end // 2 > begin for _, begin, end, _ in TRIALS_OF_0_2_0)
+    (trouble,) = known.work.troubles
+    assert (trouble.leg, trouble.why) == ("base-lr=0.01 to step 40", "its worker was silent")
+    check_same(known.settings, SETTINGS_OF_0_2_0)

@@ -104,25 +104,27 @@ _WORDS = {
 """The words that 0.2.0 stored."""
 
 
-class Ledger:
-    """One worker's view of the study."""
+_LEG, _DETAILS, _WHY = "stretch", "told", "extra"
+"""Attributes of a trial by the names of 0.2.0, which studies that are stored have: its leg's key, what its worker recorded, and
+why it failed."""
 
-    def __init__(self, storage: BaseStorage, name: str, settings: Settings, beat: float = 10.0) -> None:
-        self.storage, self.beat_every, self.grace = storage, beat, 6 * beat
-        self.owner, self.settings = Owner.this(), settings
-        self.study = again(lambda: self._open(name))
-        self._seen: dict[int, tuple[Any, float, float]] = {}
-        self._mine: frozenset[int] = frozenset()  # the trial that this worker is running
 
-    def _open(self, name: str) -> int:
-        try:
-            study = self.storage.create_new_study([StudyDirection.MINIMIZE], name)
-        except DuplicatedStudyError:
-            study = self.storage.get_study_id_from_name(name)
-        if "settings" not in self.storage.get_study_user_attrs(study):
-            self.storage.set_study_user_attr(study, "settings", self.settings.as_json())
-        check_same(self.settings, self.storage.get_study_user_attrs(study)["settings"])
-        return study
+@dataclass(frozen=True)
+class FailedTrial:
+    """A trial that does not count because it was lost, or because it raised an error."""
+
+    number: int
+    leg: str
+    """The key of its leg."""
+    lost: Failure | None
+    why: str
+
+
+class Trials:
+    """A study as its storage holds it; reads only."""
+
+    def __init__(self, storage: BaseStorage, study: int) -> None:
+        self.storage, self.study = storage, study
 
     def trials(self) -> list[FrozenTrial]:
         """All trials, by number."""
@@ -134,10 +136,11 @@ class Ledger:
         found: dict[str, LegResult] = {}
         for trial in trials:
             if trial.state == TrialState.COMPLETE and trial.values is not None:
-                key = trial.user_attrs["stretch"]
-                found.setdefault(
-                    key, LegResult(trial.values[0], trial.number, trial.user_attrs.get("told", {}))
+                kept = trial.user_attrs
+                result = LegResult(
+                    trial.values[0], trial.number, kept.get(_DETAILS, {}), kept.get("begin", 0)
                 )
+                found.setdefault(kept[_LEG], result)
         return found
 
     def running(self, trials: list[FrozenTrial]) -> dict[str, FrozenTrial]:
@@ -145,8 +148,28 @@ class Ledger:
         found: dict[str, FrozenTrial] = {}
         for trial in trials:
             if trial.state == TrialState.RUNNING:
-                found.setdefault(trial.user_attrs["stretch"], trial)
+                found.setdefault(trial.user_attrs[_LEG], trial)
         return found
+
+    def failed(self, trials: list[FrozenTrial]) -> list[FailedTrial]:
+        """The trials that failed, with why."""
+        return [
+            FailedTrial(t.number, str(kept.get(_LEG, "")), failure_of(kept), str(kept.get(_WHY, "")))
+            for t in trials
+            if t.state == TrialState.FAIL
+            for kept in (t.user_attrs,)
+        ]
+
+
+class Ledger(Trials):
+    """One worker's view of the study."""
+
+    def __init__(self, storage: BaseStorage, name: str, settings: Settings, beat: float = 10.0) -> None:
+        super().__init__(storage, again(lambda: _begun(storage, name, settings)))
+        self.beat_every, self.grace = beat, 6 * beat
+        self.owner = Owner.this()
+        self._seen: dict[int, tuple[Any, float, float]] = {}
+        self._mine: frozenset[int] = frozenset()  # the trial that this worker is running
 
     def reap(self, trials: list[FrozenTrial]) -> int:
         """Fail the trials whose worker has ended or has been silent too long, and return how many.
@@ -178,7 +201,7 @@ class Ledger:
             params=params,
             distributions=dict.fromkeys(params, _RANGE),
             user_attrs={
-                "stretch": leg.key,
+                _LEG: leg.key,
                 "claim": token,
                 "owner": vars(self.owner),
                 "begin": leg.begin,
@@ -208,7 +231,7 @@ class Ledger:
         """Record a result; False when the trial was failed in the meantime, so that the result does not count."""
         plain = json.loads(json.dumps(dict(details)))
         try:
-            again(lambda: self.storage.set_trial_user_attr(trial, "told", plain))
+            again(lambda: self.storage.set_trial_user_attr(trial, _DETAILS, plain))
             again(
                 lambda: self.storage.set_trial_state_values(
                     trial, TrialState.COMPLETE, [loss if isfinite(loss) else inf]
@@ -226,8 +249,20 @@ class Ledger:
             if isinstance(why, Failure):
                 again(lambda: self.storage.set_trial_user_attr(trial, "lost", why.name))
             words = why.value if isinstance(why, Failure) else why
-            again(lambda: self.storage.set_trial_user_attr(trial, "extra", words))
+            again(lambda: self.storage.set_trial_user_attr(trial, _WHY, words))
             again(lambda: self.storage.set_trial_state_values(trial, TrialState.FAIL))
         except UpdateFinishedTrialError:
             return False
         return True
+
+
+def _begun(storage: BaseStorage, name: str, settings: Settings) -> int:
+    """The study of this name, which is created if there is none; raises if it was begun with other settings."""
+    try:
+        study = storage.create_new_study([StudyDirection.MINIMIZE], name)
+    except DuplicatedStudyError:
+        study = storage.get_study_id_from_name(name)
+    if "settings" not in storage.get_study_user_attrs(study):
+        storage.set_study_user_attr(study, "settings", settings.as_json())
+    check_same(settings, storage.get_study_user_attrs(study)["settings"])
+    return study

@@ -23,6 +23,13 @@ class LegResult:
     number: int
     details: Mapping[str, Any]
     """What its worker recorded: steps, seconds, the step it resumed from, its curve."""
+    begin: int = 0
+    """The step at which the leg begins."""
+
+    @property
+    def resumed(self) -> bool:
+        """Whether its worker continued what another one had begun."""
+        return int(self.details.get("resumed_at", 0)) > self.begin
 
 
 EQUAL_STEPS = 8

@@ -23,7 +23,7 @@ from ..agenda.grid import Point
 from ..agenda.halving import Agenda, Ladder
 from ..agenda.status import EQUALITY, LegResult, Stay, stays
 from ..engine import again, open_storage
-from ..ledger import Failure, Ledger, failure_of
+from ..ledger import FailedTrial, Failure, Trials
 from ..settings import Settings, stored_settings
 
 
@@ -107,8 +107,7 @@ class Work:
     seconds: float
     began: datetime | None
     ended: datetime | None
-    troubles: tuple[tuple[int, str, str], ...]
-    """Of each trial that failed: its number, its leg, why."""
+    troubles: tuple[FailedTrial, ...]
 
 
 @dataclass(frozen=True)
@@ -153,13 +152,6 @@ class Known:
         return f"unfinished: sweep {number}, {sweep.done} of {sweep.expected} legs, as far as is known"
 
 
-class _Reader(Ledger):
-    """A read-only ledger: it finds the study and creates none."""
-
-    def _open(self, name: str) -> int:
-        return self.storage.get_study_id_from_name(name)
-
-
 def know(folder: str | Path, storage: Any = None, study: str = "mupscale") -> Known:
     """Read a study from its folder, and from its storage where that is not the folder's journal."""
     place = Path(folder)
@@ -171,10 +163,10 @@ def know(folder: str | Path, storage: Any = None, study: str = "mupscale") -> Kn
             code="study.no_journal",
         )
     opened = open_storage(journal)
-    settings = _settings(opened, study)
-    ledger = _Reader(opened, study, settings)
-    trials = ledger.trials()
-    results = ledger.results(trials)
+    number, settings = _begun(opened, study)
+    stored = Trials(opened, number)
+    trials = stored.trials()
+    results = stored.results(trials)
     losses = {key: done.loss for key, done in results.items()}
     base = settings.base_agenda(losses)
     wide, stay = None, dict[Stay, LegResult | None]()
@@ -184,18 +176,19 @@ def know(folder: str | Path, storage: Any = None, study: str = "mupscale") -> Kn
         if agenda.best is not None:
             stay = {leg: results.get(leg.key) for leg in stays(settings, base, agenda)}
     first, equality = _sweep(base, settings.base_ladder, results), results.get(EQUALITY)
-    work = _work(trials, results, ledger.running(trials))
+    work = _work(trials, results, stored.running(trials), stored.failed(trials))
     known = Known(place, study, settings, first, wide, equality, stay, work, None, ())
     recipe, notes = _recipe(known)
     return replace(known, recipe=recipe, notes=notes)
 
 
-def _settings(storage: BaseStorage, study: str) -> Settings:
+def _begun(storage: BaseStorage, study: str) -> tuple[int, Settings]:
+    """The number of a study in its storage, and its settings."""
     try:
         number = again(lambda: storage.get_study_id_from_name(study))
         stored = again(lambda: storage.get_study_user_attrs(number))["settings"]
         plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
-        return Settings(**stored_settings(plain))
+        return number, Settings(**stored_settings(plain))
     except KeyError:
         names = sorted(found.study_name for found in again(storage.get_all_studies))
         there = ", ".join(map(repr, names[:9])) or "none"
@@ -224,17 +217,17 @@ def _sweep(agenda: Agenda, ladder: Ladder, results: Mapping[str, LegResult]) -> 
 
 
 def _work(
-    trials: Sequence[FrozenTrial], results: Mapping[str, LegResult], running: Mapping[str, FrozenTrial]
+    trials: Sequence[FrozenTrial],
+    results: Mapping[str, LegResult],
+    running: Mapping[str, FrozenTrial],
+    failed: Sequence[FailedTrial],
 ) -> Work:
     counted = {done.number for done in results.values()}
-    failed = [t for t in trials if t.state == TrialState.FAIL]
-    why = {t.number: str(t.user_attrs.get("extra", "")) for t in failed}
-    lost = Counter(failure_of(t.user_attrs) for t in failed)
+    lost = Counter(trial.lost for trial in failed)
     killed = lost[Failure.ENDED] + lost[Failure.SILENT]
     second = lost[Failure.SECOND] + lost[Failure.TWICE]
     late = sum(t.state == TrialState.COMPLETE and t.number not in counted for t in trials)
     late += sum(t.state == TrialState.RUNNING and t not in running.values() for t in trials)
-    attributes = {t.number: t.user_attrs for t in trials if t.number in counted}
     return Work(
         trials=len(trials),
         counted=len(counted),
@@ -242,11 +235,11 @@ def _work(
         killed=killed,
         failed=len(failed) - killed - second,
         extra=second + late,
-        resumed=sum(a.get("told", {}).get("resumed_at", 0) > a.get("begin", 0) for a in attributes.values()),
+        resumed=sum(done.resumed for done in results.values()),
         seconds=sum(float(done.details.get("seconds", 0.0)) for done in results.values()),
         began=min((t.datetime_start for t in trials if t.datetime_start), default=None),
         ended=max((t.datetime_complete for t in trials if t.datetime_complete), default=None),
-        troubles=tuple((t.number, str(t.user_attrs.get("stretch", "")), why[t.number]) for t in failed),
+        troubles=tuple(failed),
     )
 
 

@@ -293,9 +293,9 @@ def _work(known: Known) -> str:
         allowed = float(known.equality.details.get("tolerance", inf))
         gap = f"losses differ by {known.equality.loss:.2g}, allowed {allowed:.2g}"
         rows.append(("zero noise at both widths", gap))
-    troubles = [(str(number), leg, why) for number, leg, why in known.work.troubles]
+    troubles = [(str(trial.number), trial.leg, trial.why) for trial in known.work.troubles]
     listed = folded(
-        f"{len(troubles)} trials that do not count", table(("trial", "stretch", "why"), troubles, (0,))
+        f"{len(troubles)} trials that do not count", table(("trial", "leg", "why"), troubles, (0,))
     )
     return table(("", ""), rows) + (listed if troubles else "")
 
