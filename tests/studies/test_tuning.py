@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ import mupscale as mu
 from harness.refusals import refusal, refused
 from mupscale import MupscaleError
 from mupscale.cli.main import main
+from mupscale.cli.tune_options import _HELP
 from mupscale.studies import engine
 from mupscale.studies.agenda.grid import Point
 from mupscale.studies.agenda.halving import Ladder, Leg, climb, grid_agenda
+from mupscale.studies.agenda.status import base_agenda
 from mupscale.studies.checkpoint import kept
 from mupscale.studies.engine import Flock, open_storage
 from mupscale.studies.ledger import Ledger, Owner
@@ -291,7 +294,16 @@ def test_nonsense_is_refused_at_once():
     with refused("study.not_numbers", where="lrs"):
         Settings(width=4, k=2, steps=5, lrs=0.1)  # type: ignore[arg-type]
     with refused("study.rates_not_chosen"):
-        Settings(width=4, k=2, steps=5).base_agenda({})
+        base_agenda(Settings(width=4, k=2, steps=5), {})
+
+
+def test_every_setting_that_the_proxy_does_not_decide_is_an_option():
+    """Control: what a proxy decides is what differs once it is known."""
+    plain = Settings(**SMALL)
+    filled = plain.for_proxy(Proxy(build, train, batch=3, flops=lambda width: width, digest="1"))
+    decided = {name for name, value in vars(plain).items() if getattr(filled, name) != value}
+    assert {field.name for field in fields(Settings)} - _HELP.keys() == decided
+    assert decided == {"batch", "optimizer", "constants", "proxy", "flops"}
 
 
 def test_settings_stand_in_the_call_as_a_value(tmp_path):

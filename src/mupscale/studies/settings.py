@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import shown, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.schemes import TUNED
-from .agenda.grid import Point
-from .agenda.halving import Agenda, Ladder, Results, grid_agenda
+from .agenda.halving import Ladder
 
 if TYPE_CHECKING:
     from .proxy import Proxy
@@ -35,12 +34,6 @@ _RATES: Mapping[str, tuple[int, int]] = {
 """Powers of two that span the default learning rates of a proxy base, by optimizer."""
 
 
-def _option(help: str, **more: Any) -> Any:
-    """A field that is also an option of `mupscale tune`, with its help text and, where not any value will do, `choices`."""
-    known = {key: more.pop(key) for key in ("choices",) if key in more}
-    return field(metadata={"help": help, **known}, **more)
-
-
 @dataclass(frozen=True)
 class Settings:
     """The two sweeps of a study. Two workers with unequal settings do not share one.
@@ -48,50 +41,26 @@ class Settings:
     `mupscale tune --help` describes each field; the last five are filled in from the proxy.
 
     >>> settings = Settings(width=32, k=4, steps=100, lrs=[0.001, 0.002, 0.004])
-    >>> len(settings.base_agenda({}).open), settings.wide_ladder.rungs
-    (3, (10, 50, 100))
+    >>> settings.after, settings.wide_ladder.rungs
+    (100, (10, 50, 100))
     """
 
-    width: int = _option("width of the proxy base, in units; 100 or more transfer best")
-    k: int = _option("how many times wider the upscaled proxy is, 2 or more")
-    steps: int = _option("training steps of the proxy base")
-    wide_steps: int | None = _option("training steps after growth (default: as --steps)", default=None)
-    reference: int | None = _option(
-        "width at which constants are written down (default: the proxy's); for a target that was trained without μP, "
-        "the target's",
-        default=None,
-    )
-    lrs: Sequence[float] | None = _option(
-        "learning rates of the proxy base, at the reference (default: a range that suits the optimizer)",
-        default=None,
-    )
-    noises: Sequence[float] = _option(
-        "noise sizes; zero is always included", default=(0.0, 0.05, 0.1, 0.2, 0.4)
-    )
-    scheme: str = _option(
-        f"what the sizes are: {', '.join(f'{s.size} ({s.name})' for s in TUNED.values())}",
-        choices=tuple(TUNED),
-        default=next(iter(TUNED)),
-    )
-    factors: Sequence[float] = _option(
-        "learning rates after growth, as multiples of the base's best", default=(0.25, 0.5, 1.0, 2.0, 4.0)
-    )
-    halving: bool = _option("train every point to its end instead of successive halving", default=True)
-    rungs: Sequence[float] = _option(
-        "fractions of the steps at which successive halving compares runs", default=RUNGS
-    )
-    keep: float = _option("fraction of the runs that continue after a comparison", default=0.5)
-    extend: int = _option("how often the grid may be extended beyond an edge", default=2)
-    seed: int = _option("seed of initialisation and noise", default=0)
-    control_at_base: bool = _option(
-        "run zero noise at the wide width; by default it runs at the base's, which by the theorem is the same run for a "
-        "fraction of the cost",
-        default=True,
-    )
-    stay: bool = _option(
-        "do not train the base's width for as many FLOPs, which shows whether growing beats not growing",
-        default=True,
-    )
+    width: int
+    k: int
+    steps: int
+    wide_steps: int | None = None
+    reference: int | None = None
+    lrs: Sequence[float] | None = None
+    noises: Sequence[float] = (0.0, 0.05, 0.1, 0.2, 0.4)
+    scheme: str = next(iter(TUNED))
+    factors: Sequence[float] = (0.25, 0.5, 1.0, 2.0, 4.0)
+    halving: bool = True
+    rungs: Sequence[float] = RUNGS
+    keep: float = 0.5
+    extend: int = 2
+    seed: int = 0
+    control_at_base: bool = True
+    stay: bool = True
     batch: int | None = None
     optimizer: str = ""
     constants: str = ""
@@ -213,26 +182,6 @@ class Settings:
     @property
     def wide_ladder(self) -> Ladder:
         return Ladder.of(self.after, self.rungs if self.halving else (), self.keep)
-
-    def base_agenda(self, results: Results) -> Agenda:
-        """The first sweep: the learning rate of the proxy base."""
-        if self.lrs is None:
-            raise MupscaleError(
-                "lrs is None: the default follows from the optimizer; call for_proxy(proxy) first",
-                code="study.rates_not_chosen",
-            )
-        return self._agenda(self.lrs, (None,), results, self.base_ladder)
-
-    def wide_agenda(self, best: Point, results: Results) -> Agenda:
-        """The second sweep: noise and learning rate of the upscaled proxy, zero noise always among them."""
-        rates = tuple(best.lr * factor for factor in self.factors)
-        noises = tuple(dict.fromkeys((0.0, *sorted(self.noises))))
-        return self._agenda(rates, noises, results, self.wide_ladder)
-
-    def _agenda(
-        self, lrs: Sequence[float], noises: Sequence[float | None], results: Results, ladder: Ladder
-    ) -> Agenda:
-        return grid_agenda(lrs, noises, results, ladder, self.extend, TUNED[self.scheme].largest)
 
     def as_json(self) -> dict[str, Any]:
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}

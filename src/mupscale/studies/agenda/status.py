@@ -5,14 +5,15 @@ A pure function from settings and results to the open legs, so workers that see 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import Fault, MupscaleError
+from ...rules.schemes import TUNED
 from ..settings import Settings
 from .grid import Point
-from .halving import Agenda, Leg
+from .halving import Agenda, Ladder, Leg, Results, grid_agenda
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,41 @@ class StudyStatus:
         return self.wide is not None and not self.open
 
 
+def base_agenda(settings: Settings, results: Results) -> Agenda:
+    """The first sweep: the learning rate of the proxy base.
+
+    >>> [leg.key for leg in base_agenda(Settings(width=8, k=2, steps=40, lrs=[0.1]), {}).open]
+    ['base-lr=0.1 to step 10']
+    """
+    if settings.lrs is None:
+        raise MupscaleError(
+            "lrs is None: the default follows from the optimizer; call for_proxy(proxy) first",
+            code="study.rates_not_chosen",
+        )
+    return _agenda(settings, settings.lrs, (None,), results, settings.base_ladder)
+
+
+def wide_agenda(settings: Settings, best: Point, results: Results) -> Agenda:
+    """The second sweep: noise and learning rate of the upscaled proxy, zero noise always among them."""
+    rates = tuple(best.lr * factor for factor in settings.factors)
+    noises = tuple(dict.fromkeys((0.0, *sorted(settings.noises))))
+    return _agenda(settings, rates, noises, results, settings.wide_ladder)
+
+
+def _agenda(
+    settings: Settings,
+    lrs: Sequence[float],
+    noises: Sequence[float | None],
+    results: Results,
+    ladder: Ladder,
+) -> Agenda:
+    return grid_agenda(lrs, noises, results, ladder, settings.extend, TUNED[settings.scheme].largest)
+
+
 def study_status(settings: Settings, results: Mapping[str, LegResult]) -> StudyStatus:
     """What is open now, as a function of the results."""
     losses = {key: done.loss for key, done in results.items()}
-    base = settings.base_agenda(losses)
+    base = base_agenda(settings, losses)
     if base.open:
         return StudyStatus(base, None, base.open)
     if base.best is None:
@@ -104,7 +136,7 @@ def study_status(settings: Settings, results: Mapping[str, LegResult]) -> StudyS
     equality = Equality(Point(base.best.lr, 0.0), 0, min(EQUAL_STEPS, settings.after))
     if settings.control_at_base and equality.key not in losses:
         return StudyStatus(base, None, (equality,))
-    wide = settings.wide_agenda(base.best, losses)
+    wide = wide_agenda(settings, base.best, losses)
     if not wide.open and wide.best is None:
         raise MupscaleError(
             "every run of the upscaled proxy diverged, zero noise too: give lower factors",

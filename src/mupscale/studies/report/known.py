@@ -21,7 +21,7 @@ from ...errors import MupscaleError
 from ...training.recipe import Recipe
 from ..agenda.grid import Point
 from ..agenda.halving import Agenda, Ladder
-from ..agenda.status import EQUALITY, LegResult, Stay, stays
+from ..agenda.status import EQUALITY, LegResult, Stay, base_agenda, stays, wide_agenda
 from ..engine import again, open_storage
 from ..ledger import FailedTrial, Failure, Trials
 from ..settings import Settings, stored_settings
@@ -168,10 +168,10 @@ def know(folder: str | Path, storage: Any = None, study: str = "mupscale") -> Kn
     trials = stored.trials()
     results = stored.results(trials)
     losses = {key: done.loss for key, done in results.items()}
-    base = settings.base_agenda(losses)
+    base = base_agenda(settings, losses)
     wide, stay = None, dict[Stay, LegResult | None]()
     if base.best is not None and (EQUALITY in results or not settings.control_at_base):
-        agenda = settings.wide_agenda(base.best, losses)
+        agenda = wide_agenda(settings, base.best, losses)
         wide = _sweep(agenda, settings.wide_ladder, results)
         if agenda.best is not None:
             stay = {leg: results.get(leg.key) for leg in stays(settings, base, agenda)}
