@@ -57,7 +57,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "sharded": SHARDED,
     "metadata": ("files", "sharded"),
     "advise": ("budgets",),
-    "verdict_chance": ("studies",),
+    "verdict_chance": ("studies/report",),
     "tuning_cost": (*GROWTH, "studies", "budgets"),
     **dict.fromkeys(("checkpoint_owner", "devices", "first_minutes", "import_time", "reword", "start_up"), EVERYTHING),
 }  # fmt: skip
