@@ -1,7 +1,7 @@
 """Is the advice right? Every stored case is asked with the runs of its budget left out of the fit.
 
     python benchmarks/advise.py          judge the advice on the stored cases
-    python benchmarks/advise.py --fit    write src/mupscale/tuning/law.json from the store
+    python benchmarks/advise.py --fit    write src/mupscale/budgets/law.json from the store
 
 The last line is `cases=N right=N within_2pct=N score=R stay=R grow=R scratch=R`. `right` counts cases in which the named
 arm has the lowest measured held-out loss, `within_2pct` those in which it is at most 2 % above that. `score` is the mean
@@ -21,7 +21,7 @@ from harness.program import Outcome, option, run
 
 ROOT = Path(__file__).resolve().parents[1]
 STORE = ROOT / "reproduce" / "results" / "frontier.jsonl"
-LAW = ROOT / "src" / "mupscale" / "tuning" / "law.json"
+LAW = ROOT / "src" / "mupscale" / "budgets" / "law.json"
 
 
 def measure(chosen: argparse.Namespace) -> Outcome:

@@ -3,7 +3,7 @@
 MLPs with AdamW are tuned by `mu.tune` on two proxies, 32 → 128 and 64 → 256, from three seeds, once on the full grid
 of 5 noises (zero among them) x 5 learning rates and once with successive halving as it is set by default. Both are
 real studies of both sweeps. The learning rate is constant, as in the paper. FLOPs are
-those of the steps that were taken, each counted by `mupscale.tuning.flops` at its own width: zero noise runs at the
+those of the steps that were taken, each counted by `mupscale.budgets.flops` at its own width: zero noise runs at the
 base's. A run that diverged stopped early, in the grid too, and is charged for no more.
 
     python benchmarks/tuning_cost.py
@@ -44,14 +44,14 @@ from benchmarks.covertype import load, make
 from harness.data import DATA
 from harness.program import Outcome, UsageError, pool, run
 from harness.runs import step
-from mupscale.tuning.checkpoint import kept
-from mupscale.tuning.flops import step_of
-from mupscale.tuning.grid import Point
-from mupscale.tuning.halving import Ladder, climb
-from mupscale.tuning.leg import DIVERGED, has_diverged, smoothed, untrained
-from mupscale.tuning.proxy import Proxy, ReportLoss
-from mupscale.tuning.settings import RUNGS, Settings
-from mupscale.tuning.status import EQUAL_STEPS
+from mupscale.budgets.flops import step_of
+from mupscale.studies.agenda.grid import Point
+from mupscale.studies.agenda.halving import Ladder, climb
+from mupscale.studies.agenda.status import EQUAL_STEPS
+from mupscale.studies.checkpoint import kept
+from mupscale.studies.leg import DIVERGED, has_diverged, smoothed, untrained
+from mupscale.studies.proxy import Proxy, ReportLoss
+from mupscale.studies.settings import RUNGS, Settings
 
 WIDTHS, K, SEEDS = (32, 64), 4, (0, 1, 2)
 STEPS, BATCH = 1000, 512
@@ -90,7 +90,7 @@ class Found:
     width: int
     seed: int
     halving: bool
-    recipe: mu.tuning.Recipe
+    recipe: mu.studies.Recipe
     base: Mapping[Point, Sequence[float]]
     wide: Mapping[Point, Sequence[float]]
 

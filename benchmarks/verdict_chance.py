@@ -20,7 +20,7 @@ import sys
 
 from harness.program import Outcome, option, run
 from harness.verdicts import SPREADS, naive, worth
-from mupscale.reports.held_out import gains
+from mupscale.studies.report.held_out import gains
 
 SEEDS = (3, 5, 8)
 MOST_FALSE, LEAST_NAIVE = 4.0, 5.0

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import mupscale as mu
-from mupscale.tuning import Settings
+from mupscale.studies import Settings
 
 torch.set_num_threads(1)
 STEPS, SMALL, LARGE, K = 150, 100, 200, 2  # below 100 units the best point still moves with the width

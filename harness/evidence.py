@@ -56,9 +56,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("engines_run", "megatron_fsdp", "megatron_run", "optimizers"), TRAINERS),
     "sharded": SHARDED,
     "metadata": ("files", "sharded"),
-    "advise": ("tuning",),
-    "verdict_chance": ("reports",),
-    "tuning_cost": (*GROWTH, "tuning"),
+    "advise": ("budgets",),
+    "verdict_chance": ("studies/report",),
+    "tuning_cost": (*GROWTH, "studies", "budgets"),
     **dict.fromkeys(("checkpoint_owner", "devices", "first_minutes", "import_time", "reword", "start_up"), EVERYTHING),
 }  # fmt: skip
 """A row of docs/benchmarks.json, or what a file of `FILES` holds -> the rooms that its figures depend on.

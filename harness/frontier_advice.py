@@ -13,8 +13,8 @@ from unittest.mock import patch
 from harness.frontier_store import KINDS, NOTHING, Case, Row, cases, fitted, predicted, read
 from harness.program import Outcome
 from mupscale import MupscaleError
-from mupscale.tuning import advice, law
-from mupscale.tuning.arms import Advice
+from mupscale.budgets import advice, law
+from mupscale.budgets.arms import Advice
 
 CLOSE = 0.02
 LEAST_CASES = 2

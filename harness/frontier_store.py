@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from mupscale.tuning.law import LEAST_RUNS, Finished, GrowthWorth, Law, StoredLaw, fit
+from mupscale.budgets.law import LEAST_RUNS, Finished, GrowthWorth, Law, StoredLaw, fit
 
 ABOUT = "MLPs of four layers on Forest Cover Type, AdamW, every run decayed to zero"
 LAYERS, FEATURES, CLASSES = 4, 54, 7

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from math import sqrt
 
-from mupscale.reports.held_out import Gains, Losses
-from mupscale.tuning.grid import Point
+from mupscale.studies.agenda.grid import Point
+from mupscale.studies.report.held_out import Gains, Losses
 
 NOISES, RATES = (0.05, 0.1, 0.2, 0.4), (0.25, 0.5, 1.0, 2.0, 4.0)
 SPREADS = 2 * sqrt(2)

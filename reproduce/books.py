@@ -9,8 +9,8 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
-from mupscale.tuning.cost import ACCOUNTS
-from mupscale.tuning.flops import quadratic
+from mupscale.budgets.cost import ACCOUNTS
+from mupscale.budgets.flops import quadratic
 
 from .ledger import Entry, Tuning, entry, final, pays_from, reached, share_of, still_falling, tuning_of
 from .peers import METHODS

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.errors import Fault, raise_faults
-from mupscale.tuning.grid import Point, points_of
-from mupscale.tuning.halving import Ladder
-from mupscale.tuning.settings import RUNGS
+from mupscale.studies.agenda.grid import Point, points_of
+from mupscale.studies.agenda.halving import Ladder
+from mupscale.studies.settings import RUNGS
 
 from .data import DATA
 from .setting import Setting

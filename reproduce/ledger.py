@@ -11,8 +11,8 @@ from fractions import Fraction
 from math import ceil, inf
 from statistics import fmean, median
 
-from mupscale.tuning import Recipe
-from mupscale.tuning.cost import ACCOUNTS, ComparedRuns, Cost, Number
+from mupscale.budgets.cost import ACCOUNTS, ComparedRuns, Cost, Number
+from mupscale.studies import Recipe
 
 SMOOTH = 5
 """Points of a curve over which its loss is averaged."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from mupscale.tuning.cost import ACCOUNTS
+from mupscale.budgets.cost import ACCOUNTS
 
 from .books import Books, Range, books, cell, curves_of
 from .data import CACHE, ROOT

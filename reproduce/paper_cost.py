@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from mupscale.budgets.cost import ComparedRuns, Cost, Number
+from mupscale.budgets.flops import gpt2_parameters, mlp_flops, resnet18_flops, transformer_flops
 from mupscale.text import columns
-from mupscale.tuning.cost import ComparedRuns, Cost, Number
-from mupscale.tuning.flops import gpt2_parameters, mlp_flops, resnet18_flops, transformer_flops
 
 COVERTYPE = 581_012 * 4 // 5
 CIFAR = 50_000

@@ -38,7 +38,7 @@ class Start:
     width: int
     k: int
     base_lr: float
-    recipe: mu.tuning.Recipe
+    recipe: mu.studies.Recipe
     seed: int
 
     @property
@@ -230,7 +230,7 @@ def plain(start: Start, model: nn.Module, factor: float = 1.0) -> mu.Run:
     return mu.Run(model, make(groups), steps=start.base.steps)
 
 
-def best_noise(recipe: mu.tuning.Recipe) -> float:
+def best_noise(recipe: mu.studies.Recipe) -> float:
     """The noise of the best point of sweep 2, as it was tried."""
     done = [row for row in recipe.tried if row["sweep"] == "wide" and row["steps"] == recipe.wide_steps]
     return float(min((row["loss"], row["noise"]) for row in done if row["loss"] is not None)[1])

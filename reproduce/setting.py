@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale.tuning.flops import step_of
-from mupscale.tuning.proxy import Proxy
+from mupscale.budgets.flops import step_of
+from mupscale.studies.proxy import Proxy
 
 BLOWN_UP = 10.0
 """A loss of so many times the untrained one has diverged."""

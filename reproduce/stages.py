@@ -21,9 +21,9 @@ import torch
 
 import mupscale as mu
 from mupscale.cli.printing.log_lines import log_lines
-from mupscale.tuning.checkpoint import kept, restore_
-from mupscale.tuning.grid import Point
-from mupscale.tuning.settings import Settings
+from mupscale.studies.agenda.grid import Point
+from mupscale.studies.checkpoint import kept, restore_
+from mupscale.studies.settings import Settings
 
 from .peers import METHODS, Start, why_not
 from .scale import Scale
@@ -66,21 +66,21 @@ class Experiment:
     def recipe_path(self, noise: str) -> Path:
         return self.results / f"{self.setting.name}_{noise}_recipe.json"
 
-    def recipe(self, noise: str = "main") -> mu.tuning.Recipe:
+    def recipe(self, noise: str = "main") -> mu.studies.Recipe:
         """What tuning found, from its file or by tuning now; `noise` "paired" is the sweep with paired noise."""
         known = self.known_recipe(noise)
         if known is None:
             self.store.of(self.sweep_key(noise), lambda: self._tune(noise))
             if not self.recipe_path(noise).is_file():  # the sweep is known and its file was lost
                 self._tune(noise)
-            known = mu.tuning.Recipe.read(self.recipe_path(noise))
+            known = mu.studies.Recipe.read(self.recipe_path(noise))
         return known
 
-    def known_recipe(self, noise: str = "main") -> mu.tuning.Recipe | None:
+    def known_recipe(self, noise: str = "main") -> mu.studies.Recipe | None:
         """The recipe if it is there already, and was tuned as this scale says."""
         path = self.recipe_path(noise)
         there = path.is_file() and self.store.known(self.sweep_key(noise)) is not None
-        return mu.tuning.Recipe.read(path) if there else None
+        return mu.studies.Recipe.read(path) if there else None
 
     def sweep_key(self, noise: str) -> dict[str, Any]:
         """The key of a sweep: everything that decides what it finds."""
@@ -120,7 +120,7 @@ class Experiment:
         recipe.save(self.recipe_path(noise))
         return {"curves": {f"{size:g}": curve for size, curve in self._sweep_curves(recipe, folder)}}
 
-    def _sweep_curves(self, recipe: mu.tuning.Recipe, folder: Path) -> Iterator[tuple[float, list[float]]]:
+    def _sweep_curves(self, recipe: mu.studies.Recipe, folder: Path) -> Iterator[tuple[float, list[float]]]:
         """The curves of sweep 2 at the best learning rate, for every noise, as far as each went."""
         for row in recipe.tried:
             if row["sweep"] == "wide" and row["lr"] == recipe.lr:
@@ -187,7 +187,7 @@ class Experiment:
 
         return self.store.of(key, make)
 
-    def _start(self, job: Job, recipe: mu.tuning.Recipe) -> mu.Run:
+    def _start(self, job: Job, recipe: mu.studies.Recipe) -> mu.Run:
         # A run from scratch needs no base; the method does not look at the one it is given.
         base = self._fresh_base(job.seed) if job.method == "scratch" else self.base(job.seed)
         start = Start(self.setting, base, self.scale.base, self.scale.k, self.base_lr(), recipe, job.seed)
@@ -275,6 +275,6 @@ def digest_text(told: Any) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def digest_of(recipe: mu.tuning.Recipe) -> str:
+def digest_of(recipe: mu.studies.Recipe) -> str:
     """What tells one recipe from another: its constants and noise."""
     return digest_text([dict(recipe.constants), recipe.sigma, recipe.k, recipe.plan])

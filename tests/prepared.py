@@ -15,7 +15,7 @@ from typing import Any
 import mupscale as mu
 from harness import trainer
 from harness.trainer import Trained
-from mupscale.tuning.settings import Settings
+from mupscale.studies.settings import Settings
 
 Names = dict[str, object]
 _EXAMPLE = Path(__file__).parent.parent / "examples" / "proxy_mlp.py"

@@ -269,7 +269,7 @@ def recipe(device: Device) -> Any:
     run, plan = trained(device).run, mu.plans.plan_between(mlp, 16, 32)
     group = run.optimizer.param_groups[0]
     constants = {"lr": 1e-2, **{key: group[key] for key in ("betas", "eps", "weight_decay", "amsgrad")}}
-    found = mu.tuning.Recipe(
+    found = mu.studies.Recipe(
         optimizer="torch.optim.AdamW", constants=constants, sigma=0.1, k=2, tensors=TensorGrowth.all_of(plan, None),
         width=16, reference=16, plan=plan.hash, steps=5, wide_steps=5, schedule=None,
     )  # fmt: skip

@@ -79,7 +79,7 @@ def _start(setting: Setting, base: mu.Run, spec: Spec, plan: mu.Plan) -> Start:
     """What the other methods begin with. They look at the base and its rates; their recipe has no noise."""
     assert spec.start is not None
     narrow = spec.start.width
-    recipe = mu.tuning.Recipe(
+    recipe = mu.studies.Recipe(
         "torch.optim.AdamW",
         {"lr": spec.lr, "weight_decay": setting.constants["weight_decay"]},
         0.0,

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
+from mupscale.studies.checkpoint import restore_
 from mupscale.training.grow.loss_rise import measured
-from mupscale.tuning.checkpoint import restore_
 
 from ..setting import Setting
 from ..stages import digest_text, rounded

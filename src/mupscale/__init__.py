@@ -16,12 +16,13 @@ from .lazy import exported as _exported
 from .version import __version__ as __version__
 
 if _typing.TYPE_CHECKING:
+    from . import budgets as budgets
     from . import diagnostics as diagnostics
     from . import errors as errors
     from . import plans as plans
     from . import rules as rules
+    from . import studies as studies
     from . import trainers as trainers
-    from . import tuning as tuning
     from .checkpoints.grow_checkpoint import grow_checkpoint as grow_checkpoint
     from .errors import MupscaleError as MupscaleError
     from .noise.kinds import MupNoise as MupNoise
@@ -33,6 +34,7 @@ if _typing.TYPE_CHECKING:
     from .plans.plan import Plan as Plan
     from .runs.run import Run as Run
     from .sharded.load import load_grown_ as load_grown_
+    from .studies.tune import tune as tune
     from .training.check.verify import verify as verify
     from .training.grow.add_noise import add_noise as add_noise
     from .training.grow.auto_noise import AutoNoise as AutoNoise
@@ -46,6 +48,5 @@ if _typing.TYPE_CHECKING:
     from .training.units.clip import clip_ as clip_
     from .training.units.groups import param_groups as param_groups
     from .training.units.stepping import step_in_units_ as step_in_units_
-    from .tuning.tune import tune as tune
 
 __getattr__ = _exported(__name__, {"tune": "tune"})

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from .errors import Fault as Fault
     from .noise.resolve import resolve_noise as resolve_noise
     from .proofs.certificate import Certificate as Certificate
-    from .reports.report import report as report
     from .runs.provenance import Growth as Growth
     from .runs.provenance import Provenance as Provenance
     from .sharded.verify import verify_sharded as verify_sharded
+    from .studies.report.report import report as report
     from .trainers.going_on import read_provenance as read_provenance
     from .training.check.coordinates import Coordinates as Coordinates
     from .training.check.coordinates import coordinate_check as coordinate_check

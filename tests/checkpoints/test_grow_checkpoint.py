@@ -114,7 +114,7 @@ def test_nothing_is_written_in_a_dry_run(tiny, tmp_path):
 
 def test_noise_that_a_directory_cannot_record_is_refused(tiny, tmp_path):
     out, sizes = tmp_path / "wide", mu.MupNoise({"lm_head.weight": 0.1})
-    recipe = mu.tuning.Recipe("torch.optim.AdamW", {"lr": 1e-3}, 0.1, k=2, tensors={})
+    recipe = mu.studies.Recipe("torch.optim.AdamW", {"lr": 1e-3}, 0.1, k=2, tensors={})
     refusal(lambda: mu.grow_checkpoint(tiny, out, 2, noise=sizes), "noise.not_one_size")
     started = mu.AutoNoise(untrained=4.0)
     refusal(lambda: mu.grow_checkpoint(tiny, out, 2, noise=started), "noise.not_one_size")

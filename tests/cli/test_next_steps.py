@@ -7,7 +7,7 @@ import pytest
 
 from mupscale.cli.printing.next_steps import next_steps
 from mupscale.jobs.job import Carried, Job
-from mupscale.tuning.text_data import TOKENIZERS
+from mupscale.studies.directory.text import TOKENIZERS
 
 
 def told(architecture: str, *carried: str, **config: Any) -> str:

@@ -11,12 +11,12 @@ import mupscale as mu
 from mupscale.families.plan import family_plan
 from mupscale.files.pickles.torch_file import Room, lay_out
 from mupscale.jobs.bytes.staging import Staging
+from mupscale.studies.checkpoint import keep, kept, random_state, set_random_state_
+from mupscale.studies.directory.text import TextData
 from mupscale.tensors.random_states import accelerator_states, forked, set_accelerator_states_
 from mupscale.training.check.optimizer_row import check_optimizer
 from mupscale.training.check.symmetry import noise_shares
 from mupscale.training.units.clip import grad_norm
-from mupscale.tuning.checkpoint import keep, kept, random_state, set_random_state_
-from mupscale.tuning.text_data import TextData
 from reproduce import limits
 from reproduce.limits.real import train_model
 

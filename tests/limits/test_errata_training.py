@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import mupscale as mu
-from mupscale.tuning.flops import gpt2_parameters, transformer_flops
+from mupscale.budgets.flops import gpt2_parameters, transformer_flops
 from reproduce.limits.measure import largest
 from reproduce.paper_cost import CONTEXT, EXPERIMENTS, LAYERS, VOCABULARY
 

@@ -303,7 +303,7 @@ def test_a_plan_cannot_be_changed_and_is_copied_all_the_same():
 
 def test_noise_and_recipes_cannot_be_changed_either():
     noise = mu.diagnostics.resolve_noise({}, mu.MupNoise(0.3), plan=mu.plans.plan_between(mlp, 4, 8))
-    recipe = mu.tuning.Recipe("torch.optim.AdamW", {"lr": 1e-3}, {"0.weight": 0.1}, k=4, tensors={})
+    recipe = mu.studies.Recipe("torch.optim.AdamW", {"lr": 1e-3}, {"0.weight": 0.1}, k=4, tensors={})
     for value, mapping in ((noise, noise.tensors), (recipe, recipe.constants), (recipe, recipe.sigma)):
         with pytest.raises(TypeError):
             mapping["lr"] = 1.0  # type: ignore[index]

@@ -65,6 +65,6 @@ def test_examples_use_the_public_interface_alone():
         for path in EXAMPLES.glob("*.py")
         for name in re.findall(r"^from (mupscale\.\S+) import", path.read_text(encoding="utf-8"), re.M)
     }
-    assert inside == {"mupscale.families.prove", "mupscale.families.types.rows", "mupscale.tuning"}, (
+    assert inside == {"mupscale.families.prove", "mupscale.families.types.rows", "mupscale.studies"}, (
         "a row is tried where it is kept"
     )

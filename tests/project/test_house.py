@@ -126,7 +126,7 @@ HOMES: dict[str, tuple[Callable[[ast.AST], Iterator[int]], str, str]] = {
     "kinds of noise": (noise_kinds, "noise/kinds.py", "kinds = {'mup': MupNoise, 'signal': SignalNoise}"),
 }  # fmt: skip
 """A rule: what finds it, the file it lives in, and a line that must be found anywhere else."""
-UNRELATED = {"relative difference": ("limits/", "tuning/", "reports/")}
+UNRELATED = {"relative difference": ("limits/", "studies/")}
 """Rooms where a quotient of this form is another quantity: convergence of a limit, the gain of one run over another."""
 
 

@@ -16,7 +16,7 @@ import mupscale as mu
 from mupscale.trainers.torchtitan import Growing
 
 ROOT = Path(__file__).parents[2]
-NAMESPACES = (mu, mu.diagnostics, mu.errors, mu.plans, mu.rules, mu.trainers, mu.tuning)
+NAMESPACES = (mu, mu.budgets, mu.diagnostics, mu.errors, mu.plans, mu.rules, mu.studies, mu.trainers)
 NAMES = [(namespace, name) for namespace in NAMESPACES for name in namespace.__all__]
 IDS = [f"{namespace.__name__}.{name}" for namespace, name in NAMES]
 MOST = 25

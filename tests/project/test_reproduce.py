@@ -11,9 +11,9 @@ import torch.nn.functional as F
 import mupscale as mu
 from harness.closeness import difference
 from harness.refusals import refused
+from mupscale.budgets.cost import Cost
 from mupscale.rules.noise_defaults import DEFAULT_T
 from mupscale.training.recipe import TensorGrowth
-from mupscale.tuning.cost import Cost
 from reproduce import command, ledger, page, peers, stages, without_proxy
 from reproduce.books import books, curves_of, missed
 from reproduce.data import DATA
@@ -83,7 +83,7 @@ def start_of(setting, sigma=0.0, width=None, k=2, steps=5):
     if setting.optimizer is torch.optim.AdamW:
         constants |= {"eps": 1e-8, "betas": [0.9, 0.999]}
     name = f"torch.optim.{setting.optimizer.__name__}"
-    recipe = mu.tuning.Recipe(
+    recipe = mu.studies.Recipe(
         name, constants, sigma, k=k, tensors=TensorGrowth.all_of(plan, None), width=setting.reference,
         reference=setting.reference, base_lr=0.01,
     )  # fmt: skip

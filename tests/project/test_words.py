@@ -13,7 +13,7 @@ from mupscale.trainers import huggingface, lightning
 
 ROOT = Path(__file__).parents[2]
 WORDS = [word for word, _ in json.loads((ROOT / "docs" / "argument_words.json").read_text("utf-8"))["words"]]
-NAMESPACES = (mu, mu.diagnostics, mu.errors, mu.plans, mu.rules, mu.trainers, mu.tuning)
+NAMESPACES = (mu, mu.budgets, mu.diagnostics, mu.errors, mu.plans, mu.rules, mu.studies, mu.trainers)
 
 
 def callables() -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -484,7 +484,7 @@ def test_what_the_machinery_itself_raises_is_no_refusal(strange, monkeypatch):
         raise KeyError("ours")
 
     monkeypatch.chdir(strange)
-    monkeypatch.setattr("mupscale.tuning.tune.read_proxy", fail)
+    monkeypatch.setattr("mupscale.studies.tune.read_proxy", fail)
     with pytest.raises(KeyError, match="ours"):
         main(shlex.split(f"tune sound.py {TUNE}"))
 

@@ -1,4 +1,4 @@
-"""`mupscale advise`: stay at a size, grow, or start anew. Prints; what is expected comes from `tuning/`."""
+"""`mupscale advise`: stay at a size, grow, or start anew. Prints; what is expected comes from `budgets/`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..budgets.advice import advise
+from ..budgets.spent import STATE, Spent, read_spent
 from ..errors import Fault, MupscaleError, raise_faults
 from ..files.strict import parse_json, read_regular
-from ..tuning.advice import advise
-from ..tuning.spent import STATE, Spent, read_spent
 
 
 def run(chosen: argparse.Namespace) -> int:

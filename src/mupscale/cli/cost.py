@@ -1,6 +1,6 @@
 """`mupscale cost`: FLOPs of training from scratch and of growing, and when growing does not pay.
 
-Prints; the arithmetic is in `tuning/`.
+Prints; the arithmetic is in `budgets/`.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
+from ..budgets.cost import ACCOUNTS, ComparedRuns, Cost, Number, reasons
+from ..budgets.file_flops import FileModel
+from ..budgets.flops import quadratic
+from ..budgets.stock_flops import StockModel
 from ..extras import needs
 from ..text import columns
-from ..tuning.cost import ACCOUNTS, ComparedRuns, Cost, Number, reasons
-from ..tuning.file_flops import FileModel
-from ..tuning.flops import quadratic
-from ..tuning.stock_flops import StockModel
 
 Model = StockModel | FileModel
 

@@ -9,7 +9,7 @@ from ..extras import needs
 
 def run(chosen: argparse.Namespace) -> int:
     with needs("a report", "tune", "plot"):
-        from ..reports.report import write_report
+        from ..studies.report.report import write_report
 
         path, verdicts = write_report(chosen.folders, chosen.out, chosen.storage, chosen.study or "mupscale")
     print(*verdicts, f"written to {path}", sep="\n\n")

@@ -14,13 +14,13 @@ from pathlib import Path
 from traceback import format_list
 from typing import Any
 
+from ..budgets.user_file import frames_from
 from ..errors import MupscaleError
 from ..extras import needs
+from ..studies.command import Command
+from ..studies.settings import Settings
 from ..text import columns
 from ..training.recipe import Recipe
-from ..tuning.command import Command
-from ..tuning.proxy import frames_from
-from ..tuning.settings import Settings
 from .printing.log_lines import log_lines
 
 
@@ -28,15 +28,15 @@ def run(chosen: argparse.Namespace, given: Mapping[str, Any], command: Command) 
     shown = nullcontext() if chosen.quiet else log_lines(_say)
     extras = ("tune", "hf") if chosen.proxy.is_dir() else ("tune",)
     with needs("tuning", *extras), _failing(chosen.proxy), shown:
-        from ..reports.known import know
-        from ..reports.report import verdicts_of
-        from ..tuning.outlook import described as planned
-        from ..tuning.proxy import read_proxy
-        from ..tuning.tune import tune
+        from ..studies.agenda.outlook import described as planned
+        from ..studies.proxy import read_proxy
+        from ..studies.report.known import know
+        from ..studies.report.report import verdicts_of
+        from ..studies.tune import tune
 
         tokens, about = None, ""
         if chosen.proxy.is_dir():
-            from ..tuning.directory_study import directory_study
+            from ..studies.directory.study import directory_study
 
             study = directory_study(
                 chosen.proxy,
@@ -96,7 +96,7 @@ def _failing(proxy: Path) -> Iterator[None]:
 
 def _report(chosen: argparse.Namespace) -> str:
     """Write the page. The recipe exists already, so an error here is only a note."""
-    from ..reports.report import report
+    from ..studies.report.report import report
 
     try:
         path = report(chosen.folder, storage=chosen.storage, study=chosen.study)

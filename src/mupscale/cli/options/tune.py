@@ -1,4 +1,4 @@
-"""Options of `mupscale tune`: one for every field of `Settings` that has a help text, and where to keep the study."""
+"""Options of `mupscale tune`: one for every field of `Settings` that a user chooses, and where to keep the study."""
 
 from __future__ import annotations
 
@@ -9,9 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import Fault, raise_faults
-from ...tuning.command import Command
-from ...tuning.settings import Settings
+from ...rules.schemes import TUNED
+from ...studies.command import Command
+from ...studies.settings import Settings
 from .verb import add_verb
+
+_HELP = {
+    "width": "width of the proxy base, in units; 100 or more transfer best",
+    "k": "how many times wider the upscaled proxy is, 2 or more",
+    "steps": "training steps of the proxy base",
+    "wide_steps": "training steps after growth (default: as --steps)",
+    "reference": "width at which constants are written down (default: the proxy's); for a target that was trained without "
+    "μP, the target's",
+    "lrs": "learning rates of the proxy base, at the reference (default: a range that suits the optimizer)",
+    "noises": "noise sizes; zero is always included",
+    "scheme": f"what the sizes are: {', '.join(f'{s.size} ({s.name})' for s in TUNED.values())}",
+    "factors": "learning rates after growth, as multiples of the base's best",
+    "halving": "train every point to its end instead of successive halving",
+    "rungs": "fractions of the steps at which successive halving compares runs",
+    "keep": "fraction of the runs that continue after a comparison",
+    "extend": "how often the grid may be extended beyond an edge",
+    "seed": "seed of initialisation and noise",
+    "control_at_base": "run zero noise at the wide width; by default it runs at the base's, which by the theorem is the same "
+    "run for a fraction of the cost",
+    "stay": "do not train the base's width for as many FLOPs, which shows whether growing beats not growing",
+}
+"""The fields of `Settings` that are options; the others are filled in from the proxy."""
 
 
 def add_to(verbs: Any) -> None:
@@ -96,11 +119,11 @@ def _add_text(verb: Any) -> None:
 
 
 def _add_settings(verb: Any) -> None:
-    """An option for every field of `Settings` that has a help text; a field that is True by default gets --no-FIELD."""
-    for field in fields(Settings):
-        if "help" not in field.metadata:
-            continue
-        text, kind = field.metadata["help"], str(field.type).removesuffix(" | None")
+    """An option for every field of `Settings` with a help text; a field that is True by default gets --no-FIELD."""
+    known = {field.name: field for field in fields(Settings)}
+    for name, text in _HELP.items():
+        field = known[name]
+        kind = str(field.type).removesuffix(" | None")
         if kind == "bool":
             words = f"--no-{field.name.replace('_', '-')}"
             verb.add_argument(words, dest=field.name, action="store_false", default=None, help=text)
@@ -111,7 +134,7 @@ def _add_settings(verb: Any) -> None:
         elif default is not None:
             value = ",".join(f"{v:g}" for v in default) if isinstance(default, tuple) else default
             text += f" (default: {value})"
-        choices = field.metadata.get("choices")
+        choices = tuple(TUNED) if name == "scheme" else None
         verb.add_argument(
             _option(field.name),
             dest=field.name,
@@ -123,8 +146,7 @@ def _add_settings(verb: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    named = [field.name for field in fields(Settings) if "help" in field.metadata]
-    given = {name: getattr(chosen, name) for name in named if getattr(chosen, name) is not None}
+    given = {name: getattr(chosen, name) for name in _HELP if getattr(chosen, name) is not None}
     directory = chosen.proxy.is_dir()
     raise_faults("this study cannot be run", _faults(chosen, given, directory))
     if not directory:

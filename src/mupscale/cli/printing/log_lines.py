@@ -21,7 +21,7 @@ def log_lines(say: Callable[[str], object], level: int = logging.INFO) -> Iterat
     """Pass every message that the library logs at this level or above to `say`, as long as the block runs.
 
     >>> with log_lines(print):
-    ...     logging.getLogger("mupscale.tuning").info("loss %g", 0.5)
+    ...     logging.getLogger("mupscale.studies").info("loss %g", 0.5)
     loss 0.5
     """
     logger, handler = logging.getLogger("mupscale"), _Lines(say)

@@ -15,7 +15,7 @@ from ...checkpoints.result.train_script import rate_of, writes_text
 from ...checkpoints.state.trainer_state import OPTIMIZER
 from ...jobs.job import Job
 from ...storage.location import Location, Url
-from ...tuning.text_data import TOKENIZERS
+from ...studies.directory.text import TOKENIZERS
 
 
 def next_steps(base: Location, out: Location, job: Job, declare: Path | None = None) -> str:

@@ -158,7 +158,7 @@ def _unusable(
     faults += (
         []
         if recipe is None
-        else wrong_kind("recipe", recipe, Recipe, "write recipe=mu.tuning.Recipe.read(path)")
+        else wrong_kind("recipe", recipe, Recipe, "write recipe=mu.studies.Recipe.read(path)")
     )
     if isinstance(recipe, Recipe):
         faults += wrong_with_recipe(recipe, loss, noise=noise, lr=lr, peak_lr=peak_lr)
