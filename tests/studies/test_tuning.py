@@ -19,7 +19,7 @@ import mupscale as mu
 from harness.refusals import refusal, refused
 from mupscale import MupscaleError
 from mupscale.cli.main import main
-from mupscale.cli.tune_options import _HELP
+from mupscale.cli.options.tune import _HELP
 from mupscale.studies import engine
 from mupscale.studies.agenda.grid import Point
 from mupscale.studies.agenda.halving import Ladder, Leg, climb, grid_agenda
