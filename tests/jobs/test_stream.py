@@ -31,7 +31,18 @@ from mupscale.jobs.bytes.fingerprints import GRAIN, as_text, fingerprint, total
 from mupscale.jobs.bytes.output_files import OutputFiles
 from mupscale.jobs.digests import make_job, stretch_sums
 from mupscale.jobs.job import Job, Move, Text
-from mupscale.jobs.journal.journals import Journal, read_journals
+from mupscale.jobs.journal.entries import (
+    BaseStamp,
+    BlockDone,
+    Ended,
+    Measured,
+    PartSent,
+    StretchRead,
+    lines,
+    read_lines,
+)
+from mupscale.jobs.journal.reading import read_journals
+from mupscale.jobs.journal.writing import FileSink, JournalWriter
 from mupscale.jobs.partial import finish, partial, prepare
 from mupscale.jobs.progress import Progress
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
@@ -424,22 +435,51 @@ def test_other_numbers_of_workers_may_go_on(base, want, tmp_path, dying):
     assert bytes_in(tmp_path / "wide") == want
 
 
+WRITTEN_BY_0_2_0 = {
+    BaseStamp(
+        "model-00001 of 2.safetensors", "1052672-1763408612"
+    ): "ad385b24df0c6c86 s 1052672-1763408612 model-00001 of 2.safetensors",
+    BlockDone(
+        0, "1f00a2b3c4d5e6f7", "0:2:AQAAAAAAAAA="
+    ): "a51052385f3611d5 b 0 1f00a2b3c4d5e6f7 0:2:AQAAAAAAAAA=",
+    BlockDone(3, "0000000000000a17"): "45323fe20a27832c b 3 0000000000000a17 -",
+    StretchRead(4, "AgAAAAAAAAADAAAAAAAAAA=="): "e284cd6ec1d83ab8 d 4 AgAAAAAAAAADAAAAAAAAAA==",
+    PartSent(1, "2~upload-id", '"9b2cf535f27731c9"'): '2ec9f7087055042b p 1 2~upload-id "9b2cf535f27731c9"',
+    Measured(
+        "norms", (1.5, 0.125), "h.0.w"
+    ): "cb7993d920f24dcd norms 0x1.8000000000000p+0,0x1.0000000000000p-3 h.0.w",
+    Ended(): "9199c9d790b6e327 e 0 -",
+}
+"""Entries, and the lines that version 0.2.0 wrote for them."""
+
+
+def test_lines_of_an_earlier_version_are_read_and_written_alike():
+    raw = "".join(f"{line}\n" for line in WRITTEN_BY_0_2_0.values()).encode()
+    assert list(read_lines(raw)) == list(WRITTEN_BY_0_2_0)
+    assert lines(WRITTEN_BY_0_2_0) == raw
+    for at in range(len(raw)):
+        assert len(list(read_lines(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :]))) < len(WRITTEN_BY_0_2_0)
+    unknown = [Measured("x", (), "y"), Measured("b", (1.0,), "1 2"), Measured("a", (), "b c d")]
+    assert list(read_lines(lines(unknown))) == [], "kinds and words of no known entry are passed over"
+
+
 def test_torn_journals_are_shorter_and_never_wrong(tmp_path):
-    journal = Journal(tmp_path, 0, 1)
-    journal.blocks({unit: (f"{unit:016x}", "-") for unit in (1, 2, 3, 7)})
-    journal.digests({8: "ab"})
-    raw = journal.path.read_bytes()
+    sink = FileSink(tmp_path, 0, 1)
+    with JournalWriter(sink) as journal:
+        journal.add(*(BlockDone(unit, f"{unit:016x}") for unit in (1, 2, 3, 7)), StretchRead(8, "ab"))
+    raw = sink.path.read_bytes()
     want = read_journals(tmp_path, 10)
+    assert want.settled == want.units
     assert bytes(want.units) == bytes([0, 1, 1, 1, 0, 0, 0, 1, 1, 0])
     for size in range(len(raw)):
-        journal.path.write_bytes(raw[:size])
+        sink.path.write_bytes(raw[:size])
         found = read_journals(tmp_path, 10).units
         assert all(a <= b for a, b in zip(found, want.units, strict=True))
     for at in range(0, len(raw), 3):
-        journal.path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
-        found = read_journals(tmp_path, 10).units
-        assert all(a <= b for a, b in zip(found, want.units, strict=True))
-        assert found != want.units, "control: a damaged line does not count"
+        sink.path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
+        found = read_journals(tmp_path, 10)
+        assert all(a <= b for a, b in zip(found.units, want.units, strict=True))
+        assert found != want, "control: a damaged line does not count"
 
 
 def test_dying_while_finishing_is_harmless(base, want, tmp_path, monkeypatch):
@@ -506,10 +546,9 @@ def _leave_all_but_finishing(job: Job, units: WorkUnits) -> None:
     """Do what is left of a job, without its finish."""
     done = read_journals(partial(job.folder), len(units))
     todo = [unit for unit in range(len(units)) if not done.units[unit]]
-    journal = Journal(partial(job.folder), 0, 1)
-    with worker_module._Keeper(partial(job.folder), journal) as keeper:
+    with JournalWriter(FileSink(partial(job.folder), 0, 1)) as journal:
         share = worker_module._Share(job, 0, 1, 1, None)
-        share._do(iter(todo), keeper, worker_module._Count(units, todo, done, None))
+        share._do(iter(todo), journal, worker_module._count(units, todo, done, None)[0])
 
 
 def test_another_job_for_the_same_output_is_refused_with_what_differs(base, tmp_path):

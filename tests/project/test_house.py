@@ -139,3 +139,66 @@ def test_a_rule_is_written_in_its_home_alone(rule):
     assert not strangers, f"{rule} belongs to {home}"
     assert home in TEXTS
     assert list(find(ast.parse(planted))) == [1]
+
+
+SEARCHES = ("search", "match", "fullmatch", "findall", "startswith", "endswith", "find", "count")
+SAYS = ("claim", "what", "remedy", "args", "strerror")
+"""Attributes of errors and faults that are written for people."""
+
+
+def branches_on_words(text: str) -> set[str]:
+    """Comparisons and searches of what an error says, where its code or its type could be asked."""
+    tree = ast.parse(text)
+    errors = {n.name for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler)} | {"error", "fault"}
+
+    def says(node: ast.AST) -> bool:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("str", "repr"):
+            return any(isinstance(value, ast.Name) and value.id in errors for value in node.args)
+        if isinstance(node, ast.Attribute) and node.attr in SAYS:
+            return isinstance(node.value, ast.Name) and node.value.id in errors
+        return False
+
+    found = set()
+    for node in ast.walk(tree):
+        asked: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            asked = [node.left, *node.comparators]
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SEARCHES
+        ):
+            asked = [node.func.value, *node.args]
+        if any(says(part) for value in asked for part in ast.walk(value)):
+            found.add(ast.unparse(node))
+    return found
+
+
+OF_TORCH = {
+    "models/attempts.py: _ABOUT_DEVICES.search(str(error))",
+    "models/build.py: _NO_VALUES.search(str(error))",
+    "models/float64.py: 'float64' in str(error)",
+    "models/float64.py: _DTYPE_ERROR.search(str(error))",
+}
+"""Errors of torch and accelerate, which have neither codes nor types of their own."""
+
+
+def test_no_branch_on_the_words_of_an_error():
+    found = {f"{name}: {branch}" for name, text in TEXTS.items() for branch in branches_on_words(text)}
+    assert found - OF_TORCH == set(), "ask for the code of the error, or for its type"
+    assert OF_TORCH - found == set(), "these are gone: remove them above"
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "if 'not there' in str(e): pass",
+        "if str(e).startswith('no'): pass",
+        "if e.args[0] == 'gone': pass",
+        "if fault.what == 'gone': pass",
+        "if any(re.search('gone', f'{e.claim}') for _ in '1'): pass",
+    ],
+)
+def test_a_branch_on_the_words_of_an_error_is_seen(planted):
+    """Control: in any spelling; a code may be compared."""
+    text = "try:\n    pass\nexcept Exception as e:\n    {}"
+    assert branches_on_words(text.format(planted))
+    assert not branches_on_words(text.format("if e.code == 'file.gone': raise ValueError(str(e))"))

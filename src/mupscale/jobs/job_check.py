@@ -17,6 +17,8 @@ from ..runs.growth_record import NAME as ABOUT
 from .job import Job, Move, window
 
 PARTIAL = ".partial"
+JOURNAL = "journal-"
+"""How the names of journals begin."""
 JOB = "mupscale.job.json"
 CONFIG = "config.json"
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 1 << 10, 1 << 26
@@ -51,7 +53,7 @@ def _names(job: Job) -> Iterator[Fault]:
     ):
         for name in names:
             wrong = path_fault(name)
-            if wrong is None and (name in (JOB, ABOUT) or name.startswith("journal-")):
+            if wrong is None and (name in (JOB, ABOUT) or name.startswith(JOURNAL)):
                 what = f"this name is taken; what {ABOUT} says goes into the job's `about`"
                 wrong = Reason("job.name_is_taken", what)
             parts = name.split("/")

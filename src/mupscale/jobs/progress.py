@@ -1,4 +1,4 @@
-"""Progress of a job: a bar on a terminal as tqdm draws it, nothing elsewhere.
+"""Progress of a job: counted bytes, and a bar on a terminal as tqdm draws it, nothing elsewhere.
 
 Knows: bytes, seconds and the width of a terminal. Knows nothing of what is being written.
 """
@@ -9,13 +9,35 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from shutil import get_terminal_size
+from threading import Lock
 from time import monotonic
 from typing import TextIO
 
 from ..text import clock, size
 
+Report = Callable[[int, int], None]
+"""Called with the bytes written so far and the bytes to be written."""
 _EVERY = 0.1  # seconds between two drawings, as tqdm's
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+class Count:
+    """The finished bytes of a share, counted by its threads and reported."""
+
+    def __init__(self, total: int, left: int, report: Report | None) -> None:
+        self.total, self.left, self._report = total, left, report
+        self._lock = Lock()
+
+    def again(self, count: int) -> None:
+        """Bytes that were counted as done must be written again."""
+        with self._lock:
+            self.left += count
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.left -= count
+            if self._report is not None:
+                self._report(self.total - self.left, self.total)
 
 
 class Progress:
@@ -82,7 +104,7 @@ def bar(what: str, start: int, done: int, total: int, seconds: float, width: int
 
 
 @contextmanager
-def shown_progress(what: str, quiet: bool = False) -> Iterator[Callable[[int, int], None] | None]:
+def shown_progress(what: str, quiet: bool = False) -> Iterator[Report | None]:
     """A progress callback for a job, shown on standard error until the block ends; None if it is turned off."""
     if quiet:
         yield None

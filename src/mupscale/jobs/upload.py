@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from threading import Lock
-from time import monotonic
 
 from ..errors import Fault, MupscaleError
 from ..files.strict import os_errors, parse_json, read_regular
@@ -38,20 +35,18 @@ from .bytes.compiled_sums import expect
 from .digests import check_base, check_stamps, published, stretch_sums
 from .job import Job
 from .job_check import JOB
-from .journal.journals import Journals, entries_of, line, note
+from .journal.entries import BaseStamp, BlockDone, PartSent, StretchRead
+from .journal.reading import Journals, read_journals
+from .journal.writing import JournalWriter, StoreSink
 from .partial import carried_files, check_same_job, is_complete, text_files, working_job
+from .progress import Count, Report
 from .same_base import base_fingerprints, output_fingerprints
 from .threads import in_threads
 from .upload_parts import FilePart, parts_of, share_of
 from .work_units import Block, Stretch, WorkUnits
 
 _UPLOADS = "uploads.json"
-_JOURNAL = "journal-"
 _LONGEST = 1 << 30  # bytes of a job or a journal; bounds what a foreign object can fill memory with
-GROUP_BYTES = (
-    128 << 20
-)  # sent between two entries of a journal, which is an object each: a kill repeats one group
-_GROUP_SECONDS = 2.0  # or after this time, so that slow lines lose little
 
 
 def upload_share(
@@ -59,7 +54,7 @@ def upload_share(
     out: Url,
     share: tuple[int, int],
     threads: int,
-    report: Callable[[int, int], None] | None = None,
+    report: Report | None = None,
 ) -> bool:
     """Do worker i of n's share of a job whose output is a store, and publish it if nothing is left; True if it is complete."""
     check_writable(out)
@@ -83,7 +78,7 @@ class _Upload:
         out: Url,
         share: tuple[int, int],
         threads: int,
-        report: Callable[[int, int], None] | None,
+        report: Report | None,
     ) -> None:
         self.job, self.out, self.threads, self.report = job, out, threads, report
         self.folder = working_job(out).parent
@@ -93,7 +88,7 @@ class _Upload:
         mine = share_of(self.parts, *share)
         again = [n for n in self.units.share(*share) if n >= self.units.blocks]
         self.share = (mine, again)
-        self.name = f"{_JOURNAL}{share[0]:05d}-of-{share[1]:05d}-{secrets.token_hex(4)}"
+        self.worker = share
 
     def run(self) -> bool:
         job = self.job
@@ -154,25 +149,16 @@ class _Upload:
         return mark_of(self.out / name) == (self.mark, size)
 
     def _state(self, uploads: dict[str, str]) -> _State:
-        count = len(self.units)
-        done, named = Journals(bytearray(count), bytearray(count)), dict[int, dict[str, str]]()
-        for name in names_in(self.folder):
-            if name.startswith(_JOURNAL):
-                entries = entries_of(read_regular(self.folder / name, _LONGEST))
-                note(done, entries)
-                for entry in entries:
-                    if entry.startswith("p "):
-                        _, number, upload, etag = entry.split(" ")
-                        named.setdefault(int(number), {})[upload] = etag
+        done = read_journals(self.folder, len(self.units))
         stored = {name: sent(self.out / name, upload) for name, upload in uploads.items()}
         whole = {name for name, found in stored.items() if found is None and self._is_published(name)}
         kept = {}
         for at, part in enumerate(self.parts):
             file = part.file.name
-            told = named.get(at, {}).get(uploads[file])
-            there = (stored[file] or {}).get(part.number) == (told, part.size)
-            if told is not None and (there or file in whole):
-                kept[at] = told
+            etag = done.parts.get(at, {}).get(uploads[file])
+            there = (stored[file] or {}).get(part.number) == (etag, part.size)
+            if etag is not None and (there or file in whole):
+                kept[at] = etag
         return _State(done, kept)
 
     def _work(self, uploads: dict[str, str], state: _State, stamps: dict[str, str]) -> None:
@@ -180,33 +166,34 @@ class _Upload:
         parts = [number for number in mine if number not in state.parts]
         stretches = [number for number in again if not state.done.units[number]]
         total = sum(self.parts[number].size for number in mine)
-        left = sum(self.parts[number].size for number in parts)
-        keeper = _PartKeeper(_url(self.folder), self.name, total, total - left, self.report)
-        if parts or stretches:
-            keeper.add([f"s {stamp} {name}" for name, stamp in stamps.items()], 0)
-        try:
-            in_threads(self.threads, parts, lambda todo: self._send(todo, uploads, keeper))
-            in_threads(self.threads, stretches, lambda todo: self._read_again(todo, keeper))
-        finally:
-            keeper.flush()
+        if not (parts or stretches):
+            return
+        count = Count(total, sum(self.parts[number].size for number in parts), self.report)
+        with JournalWriter(StoreSink(_url(self.folder), *self.worker)) as journal:
+            journal.add(*(BaseStamp(name, stamp) for name, stamp in stamps.items()))
+            in_threads(self.threads, parts, lambda todo: self._send(todo, uploads, journal, count))
+            in_threads(self.threads, stretches, lambda todo: self._read_again(todo, journal))
 
-    def _send(self, todo: Iterator[int], uploads: dict[str, str], keeper: _PartKeeper) -> None:
+    def _send(
+        self, todo: Iterator[int], uploads: dict[str, str], journal: JournalWriter, count: Count
+    ) -> None:
         sizes = {file.name: file.size for file in self.job.sources}
         files = {name: number for number, name in enumerate(sizes)}
         with BaseReader(self.job.base, sizes) as reader:
             maker = MoveMaker(reader)
             for number in todo:
                 part = self.parts[number]
-                raw, entries = self._made(part, maker, reader, files)
+                raw, blocks = self._made(part, maker, reader, files)
                 upload = uploads[part.file.name]
                 etag = send(self.out / part.file.name, upload, part.number, raw)
-                keeper.add([*entries, f"p {number} {upload} {etag}"], part.size)
+                journal.add(*blocks, PartSent(number, upload, etag), size=part.size)
+                count.add(part.size)
 
     def _made(
         self, part: FilePart, maker: MoveMaker, reader: BaseReader, files: dict[str, int]
-    ) -> tuple[bytearray, list[str]]:
+    ) -> tuple[bytearray, list[BlockDone]]:
         """The bytes of a part, and what a journal says of its blocks."""
-        room, entries = bytearray(part.size), []
+        room, blocks = bytearray(part.size), []
         for at, raw in part.fixed():
             room[at : at + len(raw)] = raw
         for number in part.blocks:
@@ -215,16 +202,16 @@ class _Upload:
             made = raw_bytes(maker.block(block))
             for offset, run in block_runs(block, made):
                 room[offset - part.start : offset - part.start + len(run)] = run
-            entries.append(f"b {number} {block_sum(block, made)} {encoded(reader.taken(), files)}")
-        return room, entries
+            blocks.append(BlockDone(number, block_sum(block, made), encoded(reader.taken(), files)))
+        return room, blocks
 
-    def _read_again(self, todo: Iterator[int], keeper: _PartKeeper) -> None:
+    def _read_again(self, todo: Iterator[int], journal: JournalWriter) -> None:
         with Reader(self.job.base) as reader:
             for number in todo:
                 stretch = self.units[number]
                 assert isinstance(stretch, Stretch)
                 sums = stretch_sums(reader, self.job.sources[stretch.file].name, stretch)
-                keeper.add([f"d {number} {encoded_sums(sums)}"], 0)
+                journal.add(StretchRead(number, encoded_sums(sums)))
 
     def _publish(self, uploads: dict[str, str], state: _State) -> None:
         """Everything is there: make it visible, the job's own file last, and clear up."""
@@ -253,36 +240,6 @@ class _Upload:
             abort(url, upload)
         for name in sorted(names_in(self.folder), key=lambda name: name == working_job(self.out).name):
             remove(_url(self.folder) / name)
-
-
-class _PartKeeper:
-    """Collects what was done, writes it down from time to time, and reports it."""
-
-    def __init__(
-        self, folder: Url, name: str, total: int, done: int, report: Callable[[int, int], None] | None
-    ) -> None:
-        self._folder, self._name, self._total, self._done, self._report = folder, name, total, done, report
-        self._lock = Lock()
-        self._entries: list[str] = []
-        self._bytes, self._written, self._count = 0, monotonic(), 0
-
-    def add(self, entries: list[str], sent: int) -> None:
-        with self._lock:
-            self._entries += entries
-            self._bytes += sent
-            self._done += sent
-            if self._report is not None and sent:
-                self._report(self._done, self._total)
-            due = self._bytes >= GROUP_BYTES or monotonic() - self._written >= _GROUP_SECONDS
-        if due:
-            self.flush()
-
-    def flush(self) -> None:
-        with self._lock:
-            entries, number = self._entries, self._count
-            self._entries, self._bytes, self._written, self._count = [], 0, monotonic(), number + 1
-        if entries:
-            put(self._folder / f"{self._name}-{number:06d}.log", b"".join(map(line, entries)))
 
 
 def _url(where: object) -> Url:

@@ -30,11 +30,11 @@ from .bytes.fingerprints import as_text, fingerprint
 from .digests import about_text, check_base, published
 from .job import Job
 from .job_check import JOB, check_job, sound_job
-from .journal.journals import Journals
+from .journal.reading import Journals
+from .progress import Report
 from .same_base import base_fingerprints, output_fingerprints
 from .threads import check_threads, in_threads
 from .work_units import Block, WorkUnits
-from .worker import Report
 
 _PART = 8 << 20  # bytes read at a time
 _MOST_OBJECTS = 10_000_000  # of JSON; a record holds two plans, each with an object per tensor

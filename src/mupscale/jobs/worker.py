@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
-from pathlib import Path
-from threading import Condition, Lock, Thread
-from time import monotonic
 
 from ..errors import Fault, MupscaleError
 from ..storage.location import Url
@@ -21,27 +18,22 @@ from ..tensors.compiled import expect as expect_numbers
 from .bytes.base_reader import BaseReader, encoded, encoded_sums
 from .bytes.blocks import MoveMaker, Reader, block_sum, raw_bytes
 from .bytes.compiled_sums import expect as expect_bytes
-from .bytes.durable import sync_data
 from .bytes.output_files import OutputFiles
 from .digests import check_base, check_stamps, stretch_sums
 from .job import Job
-from .job_check import PARTIAL, check_job
-from .journal.journals import Journal, Journals, read_journals
+from .job_check import check_job
+from .journal.entries import BaseStamp, BlockDone, StretchRead
+from .journal.reading import Journals, read_journals
+from .journal.writing import FileSink, JournalWriter
 from .partial import finish, finished_by_another, is_finished, partial, prepare
+from .progress import Count, Report
 from .recheck import damaged
 from .same_base import base_fingerprints, output_fingerprints
 from .threads import check_threads, in_threads
 from .upload import upload_share
 from .work_units import Block, WorkUnits
 
-Report = Callable[[int, int], None]
-"""Called with the bytes written so far and the bytes to be written."""
-
-_GROUP_BYTES = (
-    128 << 20
-)  # synced and journalled together, because a sync per block is slow; a crash repeats one group
 _TRIES = 3  # a finisher that is killed half-way makes files vanish once
-_GROUP_SECONDS = 0.25  # or after this time, so that slow work is kept too
 
 
 def run_job(job: Job, workers: int = 1, report: Report | None = None) -> None:
@@ -101,10 +93,10 @@ class _Share:
             return True
         done = read_journals(folder, len(units))
         complete = done.all
-        count = _Count(units, self.share, done, self.report)
+        count, noisy = _count(units, self.share, done, self.report)
         check_space(job, count.left)
         expect_bytes(count.total)
-        expect_numbers(count.noisy)
+        expect_numbers(noisy)
         if prepare(job):
             return True
         stamps = check_base(job)
@@ -130,22 +122,21 @@ class _Share:
         return is_finished(job) or (complete and finished_by_another(job, wait=True))
 
     def _work(
-        self, old: list[int], new: list[int], done: Journals, count: _Count, stamps: dict[str, str]
+        self, old: list[int], new: list[int], done: Journals, count: Count, stamps: dict[str, str]
     ) -> None:
         """Read blocks that are done once more, make those again that are damaged, and make new ones."""
         job, units, folder = self.job, self.units, partial(self.job.folder)
-        journal = Journal(folder, self.worker, self.workers)
-        with _disk_errors(job), _Keeper(folder, journal) as keeper:
-            journal.stamps(stamps)
+        sink = FileSink(folder, self.worker, self.workers)
+        with _disk_errors(job), JournalWriter(sink) as journal:
+            journal.add(*(BaseStamp(name, stamp) for name, stamp in stamps.items()))
             bad: list[int] = []
             in_threads(self.threads, old, lambda mine: bad.extend(damaged(folder, units, mine, done.sums)))
-            for unit in set(old).difference(bad):
-                keeper.add(unit, None, 0, (done.sums[unit], "-"))
+            journal.add(*(BlockDone(unit, done.sums[unit]) for unit in set(old).difference(bad)))
             count.again(sum(units[unit].bytes for unit in bad))
-            in_threads(self.threads, [*sorted(bad), *new], lambda mine: self._do(mine, keeper, count))
+            in_threads(self.threads, [*sorted(bad), *new], lambda mine: self._do(mine, journal, count))
         check_stamps({name: {stamp} for name, stamp in stamps.items()}, check_base(job))
 
-    def _do(self, todo: Iterator[int], keeper: _Keeper, count: _Count) -> None:
+    def _do(self, todo: Iterator[int], journal: JournalWriter, count: Count) -> None:
         job, sizes = self.job, {file.name: file.size for file in self.job.sources}
         with BaseReader(job.base, sizes) as reader, OutputFiles(partial(job.folder)) as writer:
             maker, again = MoveMaker(reader), Reader(job.base)
@@ -154,13 +145,13 @@ class _Share:
                     unit = self.units[number]
                     if isinstance(unit, Block):
                         raw = raw_bytes(maker.block(unit))
-                        found = (block_sum(unit, raw), encoded(reader.taken(), self.files))
+                        entry = BlockDone(number, block_sum(unit, raw), encoded(reader.taken(), self.files))
                         writer.write(unit, raw)
-                        keeper.add(number, unit.move.target.file, unit.bytes, found)
+                        journal.add(entry, size=unit.bytes, file=unit.move.target.file)
                         count.add(unit.bytes)
                     else:
                         sums = stretch_sums(again, job.sources[unit.file].name, unit)
-                        keeper.digest(number, encoded_sums(sums))
+                        journal.add(StretchRead(number, encoded_sums(sums)))
 
 
 def check_space(job: Job, needed: int) -> None:
@@ -175,107 +166,13 @@ def check_space(job: Job, needed: int) -> None:
         )
 
 
-class _Count:
-    """Counts the finished bytes of a share and reports them."""
-
-    def __init__(self, units: WorkUnits, share: list[int], done: Journals, report: Report | None) -> None:
-        blocks = {unit: block for unit in share if isinstance(block := units[unit], Block)}
-        left = [block for unit, block in blocks.items() if not done.units[unit]]
-        self.total = sum(block.bytes for block in blocks.values())
-        self.left = sum(block.bytes for block in left)
-        self.noisy = sum(prod(block.shape) for block in left if block.move.making.noise is not None)
-        """Entries that will get noise."""
-        self._report = report
-        self._lock = Lock()
-
-    def again(self, count: int) -> None:
-        """Bytes that were counted as done must be written again."""
-        with self._lock:
-            self.left += count
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.left -= count
-            if self._report is not None:
-                self._report(self.total - self.left, self.total)
-
-
-class _Keeper(Thread):
-    """Syncs written blocks to disk and then records them in the journal, while the next blocks are made.
-
-    A unit is in the journal only after its bytes are on disk, so the journal stays true after a crash.
-    """
-
-    def __init__(self, folder: Path, journal: Journal) -> None:
-        super().__init__(name="mupscale journal", daemon=True)
-        self._folder, self._journal = folder, journal
-        self._news = Condition()
-        self._files: set[str] = set()
-        self._blocks: dict[int, tuple[str, str]] = {}
-        self._digests: dict[int, str] = {}
-        self._bytes = 0
-        self._closing = False
-        self._error: BaseException | None = None
-
-    def __enter__(self) -> _Keeper:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._news:
-            self._closing = True
-            self._news.notify()
-        self.join()
-        try:
-            if kind is None:
-                self._check()
-                self._journal.end()
-        finally:
-            self._journal.close()
-
-    def add(self, unit: int, file: str | None, count: int, found: tuple[str, str]) -> None:
-        """A block was written into a file, or found in it; `found` is its fingerprint and what of the base it used."""
-        with self._news:
-            self._check()
-            self._blocks[unit] = found
-            self._files |= set() if file is None else {file}
-            self._bytes += count
-            if self._bytes >= _GROUP_BYTES:
-                self._news.notify()
-
-    def digest(self, unit: int, digest: str) -> None:
-        with self._news:
-            self._check()
-            self._digests[unit] = digest
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def run(self) -> None:
-        try:
-            while self._keep():
-                pass
-        except BaseException as error:
-            self._error = error
-
-    def _keep(self) -> bool:
-        """Wait for a group of blocks, sync their files, write the journal; False when there will be no more."""
-        until = monotonic() + _GROUP_SECONDS
-        with self._news:
-            while not self._closing and self._bytes < _GROUP_BYTES and monotonic() < until:
-                self._news.wait(until - monotonic())
-            files, blocks, digests, last = self._files, self._blocks, self._digests, self._closing
-            self._files, self._blocks, self._digests, self._bytes = set(), {}, {}, 0
-        for file in files:
-            descriptor = os.open(self._folder / f"{file}{PARTIAL}", os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                sync_data(descriptor)
-            finally:
-                os.close(descriptor)
-        self._journal.blocks(blocks)
-        self._journal.digests(digests)
-        return not last
+def _count(units: WorkUnits, share: list[int], done: Journals, report: Report | None) -> tuple[Count, int]:
+    """The bytes of a share, and how many entries will get noise."""
+    blocks = {unit: block for unit in share if isinstance(block := units[unit], Block)}
+    left = [block for unit, block in blocks.items() if not done.units[unit]]
+    total = sum(block.bytes for block in blocks.values())
+    noisy = sum(prod(block.shape) for block in left if block.move.making.noise is not None)
+    return Count(total, sum(block.bytes for block in left), report), noisy
 
 
 @contextmanager

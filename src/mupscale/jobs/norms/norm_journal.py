@@ -21,7 +21,7 @@ from ...noise.measures import Statistic, Wanted
 from ...storage.location import Location
 from ..bytes.durable import sync_data
 from ..digests import stamped_file
-from ..journal.journals import checked, line
+from ..journal.entries import Measured, lines, read_lines
 from ..partial import EARLIER, partial
 
 _METHOD = "block Krylov, 16 columns"
@@ -46,25 +46,22 @@ class NormJournal:
                 raw = path.read_bytes()
             except FileNotFoundError:  # another process has finished the output and cleared up
                 continue
-            for entry in filter(None, map(checked, raw.split(b"\n"))):
-                kind, values, name = entry.split(" ", 2)
-                norms = torch.tensor(
-                    [float.fromhex(value) for value in values.split(",")],
-                    dtype=torch.float64,
-                    device="cpu",
-                )
-                found[name, cast(Statistic, kind)] = norms[0] if kind == "norm" else norms
+            for entry in read_lines(raw):
+                if isinstance(entry, Measured):
+                    norms = torch.tensor(entry.values, dtype=torch.float64, device="cpu")
+                    what = cast(Statistic, entry.statistic)
+                    found[entry.name, what] = norms[0] if what == "norm" else norms
         return found
 
     def add(self, wanted: Wanted, norms: Tensor) -> None:
         """Record one measurement; returns after it is on disk."""
         name, what = wanted
-        values = ",".join(value.hex() for value in norms.reshape(-1).tolist())
+        entry = Measured(what, tuple(norms.reshape(-1).tolist()), name)
         with os_errors(self._path):
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             try:
-                os.write(descriptor, line(f"{what} {values} {name}"))
+                os.write(descriptor, lines([entry]))
                 sync_data(descriptor)
             finally:
                 os.close(descriptor)
