@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -31,14 +31,13 @@ from ..files.directory import Directory
 from ..files.floats import FLOATS
 from ..jobs.job import Job
 from ..jobs.worker import run_job, run_worker
+from ..noise.auto import AutoNoise, wrong_auto
 from ..noise.kinds import CLASSES, AddedNoise, given_size, wrong_noise
 from ..noise.resolve import unused_seed
 from ..plans.plan import Plan
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T
 from ..runs.growth_record import read_about
 from ..storage.location import Location, absolute, location
-from ..training.grow.auto_noise import AutoNoise, wrong_auto
-from ..training.recipe import Recipe
 from .about import check_record
 from .base import Base
 from .events import (
@@ -58,12 +57,14 @@ from .events import (
 from .grow import job_of, record
 from .noise_words import AUTO
 from .other_formats import format_of, grow_other_format
-from .recipe_state import notes_on
 from .request import Request, parse_dtype
 from .resume import begun, is_done
 from .room import check_free
 from .rounding import lost_to_rounding
 from .state import has_state, state_left
+
+if TYPE_CHECKING:
+    from ..training.recipe import Recipe
 
 _DECLARED = frozenset(
     {
@@ -173,7 +174,11 @@ def plan_growth(base: Base, request: Request, architecture: str | None) -> Famil
 def _planned_job(base: Base, out: Location, request: Request, options: Options, on: Listener) -> Job:
     """The job of a growth that begins."""
     directory, recipe = base.directory, request.recipe
-    notes = [] if recipe is None else notes_on(recipe, directory, request.optimizer)
+    notes: list[str] = []
+    if recipe is not None:
+        from .recipe_state import notes_on
+
+        notes = notes_on(recipe, directory, request.optimizer)
     on(Working(f"planning on a small copy of {directory.path}"))
     family = plan_growth(base, request, options.architecture)
     if options.batch is not None:

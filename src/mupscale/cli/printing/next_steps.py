@@ -12,7 +12,7 @@ from ...checkpoints.noise_words import AUTO
 from ...checkpoints.request import Request
 from ...checkpoints.train_script import NAME as SCRIPT
 from ...checkpoints.train_script import rate_of, writes_text
-from ...checkpoints.trainer_state import OPTIMIZER
+from ...files.directory import OPTIMIZER
 from ...jobs.job import Job
 from ...storage.location import Location, Url
 from ...tuning.text_data import TOKENIZERS
