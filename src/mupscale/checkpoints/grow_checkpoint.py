@@ -21,7 +21,6 @@ import torch
 
 from ..arguments import wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
-from ..families.batches import read_batch
 from ..families.config.goal import Goal
 from ..families.loaded import Losses, check_memory, choose_size, losses_with, stored_losses
 from ..families.process import plan_in_process, with_ways
@@ -114,6 +113,8 @@ def grow_directory(
     """Grow a Hugging Face directory into `out`. An unfinished growth of the same request is resumed."""
     start, out = Base(base), absolute(out)
     if options.batch is not None:
+        from ..families.batches import read_batch
+
         read_batch(options.batch)
     if is_done(start, out, request):
         if options.batch is not None or _is_unmeasured(out, request, options):

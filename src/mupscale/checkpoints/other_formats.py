@@ -5,6 +5,7 @@ The formats themselves are in `formats/`. They do not describe the model, so a p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -84,8 +85,13 @@ def grow_other_format(
         classes = None if optimizer_class is None else [optimizer_class]
         grow_lightning_checkpoint(Path(str(base)), Path(str(out)), plan=plan, optimizer_classes=classes)
         return {}
+    grow: Callable[..., dict[str, str]]
     if kind == "megatron":
-        from ..formats.megatron.grow import grow_megatron_checkpoint as grow
+        from ..formats.megatron.grow import grow_megatron_checkpoint
+
+        grow = grow_megatron_checkpoint
     else:
-        from ..formats.deepspeed.grow import grow_universal_checkpoint as grow
+        from ..formats.deepspeed.grow import grow_universal_checkpoint
+
+        grow = grow_universal_checkpoint
     return grow(base, out, plan=plan, noise=noise, seed=seed, optimizer_class=optimizer_class)

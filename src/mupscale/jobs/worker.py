@@ -31,7 +31,6 @@ from .output_files import OutputFiles
 from .partial import finish, finished_by_another, is_finished, partial, prepare
 from .recheck import block_sum, damaged
 from .threads import check_threads, in_threads
-from .upload import upload_share
 from .work_units import Block, WorkUnits
 
 Report = Callable[[int, int], None]
@@ -64,6 +63,8 @@ def run_worker(
     check_job(job)
     check_threads(threads)
     if isinstance(job.out, Url):
+        from .upload import upload_share
+
         return upload_share(job, job.out, (worker, workers), threads, report)
     share = _Share(job, worker, workers, threads, report)
     for _ in range(_TRIES):
