@@ -37,8 +37,9 @@ from benchmarks.covertype import load
 from benchmarks.real_models import ResNet, images
 from harness.data import DATA
 from harness.program import Outcome, UsageError, run
+from mupscale.noise.auto import AutoNoise
 from mupscale.noise.where import exempt_of
-from mupscale.training.grow.auto_noise import AutoNoise, choose_noise
+from mupscale.training.grow.auto_noise import choose_noise
 from mupscale.training.grow.loss_rise import measured
 
 RISES = (0.02, 0.05, 0.1)

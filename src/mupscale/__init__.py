@@ -25,6 +25,7 @@ if _typing.TYPE_CHECKING:
     from . import trainers as trainers
     from .checkpoints.grow_checkpoint import grow_checkpoint as grow_checkpoint
     from .errors import MupscaleError as MupscaleError
+    from .noise.auto import AutoNoise as AutoNoise
     from .noise.kinds import MupNoise as MupNoise
     from .noise.kinds import NewUnits as NewUnits
     from .noise.kinds import PairedNoise as PairedNoise
@@ -37,7 +38,6 @@ if _typing.TYPE_CHECKING:
     from .studies.tune import tune as tune
     from .training.check.verify import verify as verify
     from .training.grow.add_noise import add_noise as add_noise
-    from .training.grow.auto_noise import AutoNoise as AutoNoise
     from .training.grow.grow import grow as grow
     from .training.grow.grow import narrow as narrow
     from .training.grow.upscale import upscale as upscale

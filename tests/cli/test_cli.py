@@ -23,6 +23,7 @@ from mupscale.cli.main import main, parser
 from mupscale.cli.options.verb import Parser
 from mupscale.families.config.goal import Goal
 from mupscale.families.loaded import Losses
+from mupscale.training.check.demo import train
 from mupscale.training.recipe import Recipe
 
 VERBS: dict[str, argparse.ArgumentParser] = parser()._subparsers._group_actions[0].choices  # type: ignore
@@ -74,7 +75,7 @@ def test_the_demo_shows_the_theorem_and_writes_a_figure(tmp_path):
 
 
 def test_the_demo_fails_when_the_theorem_does_not_hold(monkeypatch, tmp_path, capsys):
-    early, base, _, control = demo.train(30)
+    early, base, _, control = train(30)
     monkeypatch.setattr(demo, "train", lambda steps: (early, base, control, control))
     assert main(["demo", "--steps", "30", "--plot", str(tmp_path / "x.png")]) == 1
     assert "does NOT hold" in capsys.readouterr().out

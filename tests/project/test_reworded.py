@@ -79,7 +79,9 @@ def copies_where_units_cannot_be() -> object:
 
 def search_where_shapes_do_not_decide() -> object:
     torch.manual_seed(0)
-    return mu.grow(mu.Run(Centred(4)), lambda: Centred(8), loss=loss).plan.hash
+    plan = mu.grow(mu.Run(Centred(4)), lambda: Centred(8), loss=loss).plan
+    assert plan is not None
+    return plan.hash
 
 
 def a_need_that_is_warned_of() -> object:
@@ -87,6 +89,7 @@ def a_need_that_is_warned_of() -> object:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         grown = mu.grow(mu.Run(mlp(4, 0.5)), lambda: mlp(8, 0.5), loss=loss)
+    assert grown.plan is not None
     plan = mu.Plan.from_json(grown.plan.to_json())
     return len(caught), [need.kind for need in plan.needs]
 

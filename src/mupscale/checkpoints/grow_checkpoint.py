@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from ..arguments import wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
-from ..families.batches import read_batch
 from ..families.config.goal import Goal
 from ..families.loaded import Losses, check_memory, choose_size, losses_with, stored_losses
 from ..families.process import plan_in_process, with_ways
@@ -31,14 +30,13 @@ from ..files.directory import Directory
 from ..files.floats import FLOATS
 from ..jobs.job import Job
 from ..jobs.worker import run_job, run_worker
+from ..noise.auto import AutoNoise, wrong_auto
 from ..noise.kinds import CLASSES, AddedNoise, given_size, wrong_noise
 from ..noise.resolve import unused_seed
 from ..plans.plan import Plan
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T
 from ..runs.growth_record import read_about
 from ..storage.location import Location, absolute, location
-from ..training.grow.auto_noise import AutoNoise, wrong_auto
-from ..training.recipe import Recipe
 from .about import check_record
 from .base import Base
 from .destination import check_free
@@ -63,7 +61,9 @@ from .other_formats import format_of, grow_other_format
 from .request import Request, parse_dtype
 from .resume import begun, is_done
 from .state.optimizer_state import has_state, state_left
-from .state.recipe_state import notes_on
+
+if TYPE_CHECKING:
+    from ..training.recipe import Recipe
 
 _DECLARED = frozenset(
     {
@@ -113,6 +113,8 @@ def grow_directory(
     """Grow a Hugging Face directory into `out`. An unfinished growth of the same request is resumed."""
     start, out = Base(base), absolute(out)
     if options.batch is not None:
+        from ..families.batches import read_batch
+
         read_batch(options.batch)
     if is_done(start, out, request):
         if options.batch is not None or _is_unmeasured(out, request, options):
@@ -173,7 +175,11 @@ def plan_growth(base: Base, request: Request, architecture: str | None) -> Famil
 def _planned_job(base: Base, out: Location, request: Request, options: Options, on: Listener) -> Job:
     """The job of a growth that begins."""
     directory, recipe = base.directory, request.recipe
-    notes = [] if recipe is None else notes_on(recipe, directory, request.optimizer)
+    notes: list[str] = []
+    if recipe is not None:
+        from .state.recipe_state import notes_on
+
+        notes = notes_on(recipe, directory, request.optimizer)
     on(Working(f"planning on a small copy of {directory.path}"))
     family = plan_growth(base, request, options.architecture)
     if options.batch is not None:

@@ -17,7 +17,7 @@ import torch
 
 from ..errors import Fault, MupscaleError
 from ..families.record import FamilyPlan, Part, Reading
-from ..files.directory import CARD, CONFIG, INDEX, MODULES, Directory
+from ..files.directory import CARD, CONFIG, INDEX, MODULES, OPTIMIZER, Directory
 from ..files.elsewhere import hub_name
 from ..files.places import torch_dtype
 from ..files.strict import read_regular
@@ -25,6 +25,7 @@ from ..jobs.digests import make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..jobs.norms.measured import measured_in
 from ..jobs.norms.norm_journal import NormJournal
+from ..noise.auto import AutoNoise
 from ..noise.kinds import CLASSES, Noise, SignalNoise
 from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
 from ..noise.resolved import NoisePlan, restore_noise
@@ -33,7 +34,6 @@ from ..runs.growth_record import FORMAT
 from ..runs.provenance import reference_of
 from ..storage.location import Location, absolute
 from ..storage.looking import has_versions, is_file
-from ..training.grow.auto_noise import AutoNoise
 from ..version import __version__
 from .about import MARK, factors
 from .base import Base
@@ -45,7 +45,6 @@ from .result.train_script import NAME as SCRIPT
 from .result.train_script import train_script
 from .shards import Spelling, plan_without, planned_names, stored_plan, weight_moves, written_by
 from .state.optimizer_state import has_state, trainer_state, universal_state
-from .state.trainer_state import OPTIMIZER
 
 
 def record(

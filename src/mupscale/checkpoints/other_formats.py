@@ -5,6 +5,7 @@ The formats themselves are in `formats/`. They do not describe the model, so a p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -13,16 +14,13 @@ from ..files.dcp.metadata import METADATA
 from ..files.directory import CONFIG
 from ..files.elsewhere import megatron_faults
 from ..files.strict import printable
-from ..formats.deepspeed.grow import grow_universal_checkpoint
 from ..formats.deepspeed.universal import is_universal
-from ..formats.lightning import grow_lightning_checkpoint
-from ..formats.megatron.grow import grow_megatron_checkpoint
+from ..noise.auto import AutoNoise
 from ..noise.kinds import Noise, wrong_noise
 from ..plans.plan import Plan
 from ..rules.noise_defaults import DEFAULT_T
 from ..storage.location import Location
 from ..storage.looking import exists
-from ..training.grow.auto_noise import AutoNoise
 
 Format = Literal["huggingface", "lightning", "megatron", "deepspeed", "dcp"]
 _NAMES = {"lightning": "Lightning", "megatron": "Megatron", "deepspeed": "DeepSpeed"}
@@ -80,9 +78,20 @@ def grow_other_format(
     raise_faults("this checkpoint cannot be grown like that", faults)
     assert plan is not None
     assert not isinstance(noise, AutoNoise)
+    # Imported here, as a Hugging Face directory needs none of them.
     if kind == "lightning":
+        from ..formats.lightning import grow_lightning_checkpoint
+
         classes = None if optimizer_class is None else [optimizer_class]
         grow_lightning_checkpoint(Path(str(base)), Path(str(out)), plan=plan, optimizer_classes=classes)
         return {}
-    grow = grow_megatron_checkpoint if kind == "megatron" else grow_universal_checkpoint
+    grow: Callable[..., dict[str, str]]
+    if kind == "megatron":
+        from ..formats.megatron.grow import grow_megatron_checkpoint
+
+        grow = grow_megatron_checkpoint
+    else:
+        from ..formats.deepspeed.grow import grow_universal_checkpoint
+
+        grow = grow_universal_checkpoint
     return grow(base, out, plan=plan, noise=noise, seed=seed, optimizer_class=optimizer_class)

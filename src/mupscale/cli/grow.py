@@ -34,7 +34,6 @@ from ..files.strict import printable
 from ..jobs.progress import Progress
 from ..models.names import pattern_of
 from ..text import columns
-from ..training.grow.loss_rise import is_jump, jump_message, smaller
 from .plan import cost, describe, evidence
 from .printing.next_steps import next_steps
 from .printing.working import working
@@ -155,6 +154,8 @@ def _not_measured(error: MupscaleError) -> str:
 
 def _costs(found: Losses, request: Request) -> str:
     """What the noise costs, with a warning of a jump."""
+    from ..training.grow.loss_rise import is_jump, jump_message, smaller  # most growths measure no loss
+
     scheme, size = (None, 0.0) if request.noise is None else request.noise
     if not is_jump(found.before, found.after):
         return str(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from ..plans.plan import Plan
 from ..storage.location import Location, Url
 from .child import ChildDiedError, ask
 from .record import FamilyPlan
-from .word_losses import WordLosses
 
 _ROOM = 1.3  # activations and the libraries themselves
 
@@ -31,6 +31,42 @@ def check_memory(needed: float, what: str) -> None:
             "run it on a larger machine, or leave this level out",
             code="model.not_enough_memory",
         )
+
+
+@dataclass(frozen=True)
+class WordLosses:
+    """The loss of a model with new words, over the words of its base and over all words."""
+
+    old: float
+    all: float
+    expected: float
+    """The mean of log(1 + new/Z) over positions: what words whose logits are 0 add."""
+    now: int
+    new: int
+    """How many words the base has, and how many the model."""
+
+    @property
+    def rise(self) -> float:
+        return self.all - self.old
+
+    def __str__(self) -> str:
+        """One sentence.
+
+        >>> print(WordLosses(1.6631, 1.6647, 0.0057, 512, 576))
+        loss over the base's 512 words 1.6631, over all 576 words 1.6647: a rise of 0.0016
+          words whose logits are 0 raise it by log(1 + 64/Z) = 0.0057; the mean word raises it by log(1 + 64/512) = 0.1178 at most
+        """
+        added = self.new - self.now
+        return (
+            f"loss over the base's {self.now} words {self.old:.4f}, over all {self.new} words {self.all:.4f}: a rise of "
+            f"{self.rise:.4f}\n  words whose logits are 0 raise it by log(1 + {added}/Z) = {self.expected:.4f}; the mean word "
+            f"raises it by log(1 + {added}/{self.now}) = {log(self.new / self.now):.4f} at most"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """As a record stores it: losses with four digits, which machines that round otherwise agree on."""
+        four = {key: float(f"{getattr(self, key):.4g}") for key in ("old", "all", "expected")}
+        return {**four, "now": self.now, "new": self.new}
 
 
 @dataclass(frozen=True)

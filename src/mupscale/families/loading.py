@@ -12,6 +12,7 @@ import torch
 from ..errors import MupscaleError
 from ..files.places import torch_dtype
 from ..models.float64 import lifted_casts
+from ..noise.auto import AutoNoise
 from ..noise.resolved import restore_noise
 from ..noise.where import Exempt
 from ..plans.direction import Direction
@@ -19,7 +20,7 @@ from ..plans.plan import Plan
 from ..plans.rows import old_words
 from ..plans.wide_model import fill_model_
 from ..proofs.identity import Loss, compared
-from ..training.grow.auto_noise import AutoNoise, choose_noise
+from ..training.grow.auto_noise import choose_noise
 from ..training.grow.loss_rise import measured
 from .copy.losses import batch_for, loss_for
 from .measures import Measure, measure_for

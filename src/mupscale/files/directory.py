@@ -27,6 +27,7 @@ from .strict import Reason, name_fault, os_errors, parse_json, printable, raise_
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MODULES = "modules.json"
+OPTIMIZER = "optimizer.pt"
 CARD = "README.md"
 TRAINER = (
     "optimizer.pt",

@@ -30,7 +30,6 @@ from .progress import Count, Report
 from .recheck import damaged
 from .same_base import base_fingerprints, output_fingerprints
 from .threads import check_threads, in_threads
-from .upload import upload_share
 from .work_units import Block, WorkUnits
 
 _TRIES = 3  # a finisher that is killed half-way makes files vanish once
@@ -56,6 +55,8 @@ def run_worker(
     check_job(job)
     check_threads(threads)
     if isinstance(job.out, Url):
+        from .upload import upload_share
+
         return upload_share(job, job.out, (worker, workers), threads, report)
     share = _Share(job, worker, workers, threads, report)
     for _ in range(_TRIES):

@@ -13,10 +13,10 @@ from torch import nn
 
 from ..checkpoints.about import check_record
 from ..checkpoints.shards import Spelling, plan_without, stored_tensors
-from ..checkpoints.state.trainer_state import OPTIMIZER, trainer_orders
+from ..checkpoints.state.trainer_state import trainer_orders
 from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan
-from ..files.directory import Directory, read_directory
+from ..files.directory import OPTIMIZER, Directory, read_directory
 from ..files.pickles.torch_file import read_tensor, read_tree
 from ..files.places import Place
 from ..jobs.digests import base_file

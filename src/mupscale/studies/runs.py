@@ -18,13 +18,14 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..arguments import wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
+from ..noise.auto import AutoNoise
 from ..noise.kinds import CLASSES, Noise, SignalNoise
 from ..noise.where import exempt_of
 from ..planning.infer import plan_between
 from ..plans.plan import Plan
 from ..rules.schemes import RISE
 from ..runs.run import Run
-from ..training.grow.auto_noise import AutoNoise, choose_noise
+from ..training.grow.auto_noise import choose_noise
 from ..training.grow.upscale import upscale
 from ..training.rates.reference import set_lr_
 from ..training.start.init import init_

@@ -19,6 +19,7 @@ from ..files import typed
 from ..files.strict import parse_json, read_regular, refuse_malformed
 from ..frozen import freeze_mappings
 from ..models.names import parameter_names, resolve
+from ..noise.auto import AutoNoise
 from ..noise.kinds import MupNoise, Noise, PairedNoise
 from ..optimizers.settings import in_units, same_setting
 from ..plans.plan import Plan
@@ -27,7 +28,6 @@ from ..rules.axes import Axis
 from ..rules.optimizer_rule import OptimizerRule
 from ..rules.optimizers import qualified_name, rule_for
 from ..runs.run import Run, since_of
-from .grow.auto_noise import AutoNoise
 
 FORMAT = "mupscale recipe 1"
 _LONGEST = 1 << 26  # bytes; bounds what a foreign file can fill memory with

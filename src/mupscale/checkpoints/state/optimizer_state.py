@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...files.directory import Directory
+from ...files.directory import OPTIMIZER, Directory
 from ...files.opened import open_file
 from ...files.places import OutFile
-from ...formats.common import Growing, WideFiles
-from ...formats.deepspeed.grow import wide_universal
 from ...formats.deepspeed.universal import is_universal, read_universal, universal_names
 from ...jobs.job import Move
 from ...noise.resolved import NoisePlan
 from ...plans.plan import Plan
 from ..request import Request
-from .trainer_state import OPTIMIZER, trainer_moves
+from .trainer_state import trainer_moves
+
+if TYPE_CHECKING:
+    from ...formats.common import WideFiles
 
 
 def has_state(directory: Directory, request: Request) -> bool:
@@ -48,6 +49,9 @@ def universal_state(
     """What a universal checkpoint of DeepSpeed in the directory becomes; None without one, or without state."""
     if not request.state or not is_universal(directory.path):
         return None
+    from ...formats.common import Growing
+    from ...formats.deepspeed.grow import wide_universal
+
     return wide_universal(read_universal(directory.path), Growing(plan, noise, request.optimizer))
 
 

@@ -6,14 +6,17 @@ Reads groups and the names of what is kept; knows nothing of tensors, and decide
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ...errors import Fault, MupscaleError
-from ...files.directory import Directory
+from ...files.directory import OPTIMIZER, Directory
 from ...files.pickles.torch_file import read_tree
 from ...optimizers.identify import candidates
 from ...optimizers.read import parts, settings_of
 from ...training.recipe import Recipe
-from .trainer_state import OPTIMIZER
+
+if TYPE_CHECKING:
+    from ...training.recipe import Recipe
 
 
 def notes_on(recipe: Recipe, directory: Directory, named: str | None = None) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import Fault, MupscaleError
+from ...files.directory import OPTIMIZER
 from ...files.pickles.torch_file import Room, lay_out, read_tensor, read_tree
 from ...files.places import OutFile, Place, dtype_name
 from ...files.strict import printable, raise_few
@@ -33,8 +34,6 @@ from ...plans.plan import Plan
 from ...rules.optimizer_rule import OptimizerRule
 from ...rules.optimizers import rule_for
 from ...storage.location import Location, location
-
-OPTIMIZER = "optimizer.pt"
 
 
 def trainer_moves(

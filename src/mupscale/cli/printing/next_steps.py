@@ -12,7 +12,7 @@ from ...checkpoints.request import Request
 from ...checkpoints.result.card import evaluation
 from ...checkpoints.result.train_script import NAME as SCRIPT
 from ...checkpoints.result.train_script import rate_of, writes_text
-from ...checkpoints.state.trainer_state import OPTIMIZER
+from ...files.directory import OPTIMIZER
 from ...jobs.job import Job
 from ...storage.location import Location, Url
 from ...studies.directory.text import TOKENIZERS

@@ -20,11 +20,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...arguments import wrong_number, wrong_whole
 from ...errors import Fault, MupscaleError, raise_faults
 from ...models.build import Make, build
 from ...models.clone import copied
 from ...models.names import named_tensors
+from ...noise.auto import AutoNoise
 from ...noise.kinds import SignalNoise
 from ...noise.measures import Statistic, statistic
 from ...noise.resolve import resolve_noise
@@ -34,7 +34,7 @@ from ...plans.direction import Direction
 from ...plans.plan import Plan
 from ...plans.wide_model import fill_model_
 from ...proofs.identity import Loss
-from ...rules.noise_defaults import DEFAULT_RISE, DEFAULT_T, rise_for
+from ...rules.noise_defaults import DEFAULT_RISE, DEFAULT_T
 from ...tensors.random_states import forked
 from .loss_rise import largest_rise, measured
 
@@ -45,33 +45,6 @@ CLOSE = 0.1
 """The search ends when the rise is this close to the one that is wanted, relative to it."""
 MOST = 9
 """Sizes that are tried. With the losses of the base and of the untrained model this makes 11 forward passes."""
-
-
-@dataclass(frozen=True)
-class AutoNoise:
-    """`SignalNoise` whose size is chosen such that the loss rises by `rise` of what the base has learned.
-
-    What was learned is the loss of the wide model as its factory builds it, or `untrained`, minus that of the base.
-    Without `rise` it is a 4,000th for each of the `steps` that the wide model will be trained for, at most 1; without
-    both a twentieth, or less if that would be a jump of the loss, which `upscale` warns of.
-
-    >>> AutoNoise(rise=0.1).share, AutoNoise(steps=1000).share, AutoNoise().share
-    (0.1, 0.25, 0.05)
-    """
-
-    rise: float | None = None
-    untrained: float | None = None
-    steps: int | None = None
-
-    @property
-    def share(self) -> float:
-        """The share of what was learned that the noise may cost."""
-        return rise_for(self.steps) if self.rise is None else self.rise
-
-    @property
-    def may_jump(self) -> bool:
-        """Whether a share or the steps ahead were given; otherwise the loss must not jump."""
-        return self.rise is not None or self.steps is not None
 
 
 @dataclass(frozen=True)
@@ -108,36 +81,6 @@ class ChosenNoise:
             f"noise t = {self.t:.3g}: the loss goes from {self.before:.4g} to {self.after:.4g}, {self.found:.0%} of the way to "
             f"an untrained model's {self.untrained:.4g} ({len(self.tried)} sizes tried)"
         )
-
-
-def wrong_auto(noise: AutoNoise) -> list[Fault]:
-    """Faults of the numbers in an `AutoNoise`."""
-    faults: list[Fault] = []
-    if noise.rise is not None:
-        faults = wrong_number("rise", noise.rise, f"write AutoNoise(rise={DEFAULT_RISE})")
-        if not faults and not noise.rise > 0:
-            faults = [
-                Fault(
-                    "noise.zero_rise",
-                    "rise",
-                    "it is 0, which asks for no noise",
-                    "write mu.grow, which adds none",
-                )
-            ]
-    if noise.steps is not None:
-        faults += wrong_whole("steps", noise.steps, least=1)
-        if noise.rise is not None:
-            faults += [
-                Fault(
-                    "noise.rise_and_steps",
-                    "steps",
-                    "rise= sets the share already",
-                    "leave out rise= or steps=",
-                )
-            ]
-    if noise.untrained is not None:
-        faults += wrong_number("untrained", noise.untrained, "write the loss of a model that was not trained")
-    return faults
 
 
 def choose_noise(

@@ -17,6 +17,7 @@ from ...errors import Fault, raise_faults
 from ...models.build import Make, build
 from ...models.example_loss import ExampleInputs
 from ...models.names import named_tensors
+from ...noise.auto import AutoNoise, wrong_auto
 from ...noise.kinds import EXAMPLES, NewUnits, Noise, SignalNoise, SplitNoise, wrong_noise
 from ...noise.resolve import resolve_noise, unused_seed
 from ...noise.resolved import NoisePlan
@@ -31,7 +32,7 @@ from ...runs.run import Run
 from ..rates.after_growth import new_rates
 from ..rates.schedules import begin_stage_, wrong_step_cost
 from ..recipe import Recipe, at_recipe, wrong_with_recipe
-from .auto_noise import AutoNoise, ChosenNoise, choose_noise, wrong_auto
+from .auto_noise import ChosenNoise, choose_noise
 from .carry import carry, check_start
 from .left_behind import hand_over_
 from .loss_rise import is_jump, jump_message, less_of, loss_moved, measured
