@@ -135,6 +135,13 @@ def _kernel(move: Move) -> Iterator[Reason]:
                 "noise.no_copies_to_pair",
                 f"noise is paired along dimension {noise.paired}, which has no copies",
             )
+        if noise.split is not None and not (
+            noise.split < len(making.axes) and making.axes[noise.split].k > 1
+        ):
+            yield Reason(
+                "noise.no_copies_to_split",
+                f"entries are split along dimension {noise.split}, which has no copies",
+            )
         if noise.without_row is not None and not noise.without_row < prod(making.wide_shape[:1]):
             yield Reason(
                 "noise.no_such_row",
@@ -167,12 +174,12 @@ def _cells(move: Move) -> Iterator[Reason]:
             f"{len(move.cells)} cells for {len(axes)} axes and {len(move.sources)} sources",
         )
         return
-    for axis, (which, count) in zip(axes, move.cells, strict=True):
+    for dim, (axis, (which, count)) in enumerate(zip(axes, move.cells, strict=True)):
         if not which < count or axis.base % count or axis.wide % count:
             yield Reason("job.cell_not_a_part", f"cell {which} of {count} is not a part of axis {axis}")
             continue
         size, room = axis.wide // count, axis.base // count
-        low, high = axis.cover(which * size, (which + 1) * size)
+        low, high = move.making.reads.along(dim, which * size, (which + 1) * size)
         if not which * room <= low <= high <= (which + 1) * room:
             yield Reason(
                 "job.cell_reads_outside",
