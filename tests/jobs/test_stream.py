@@ -233,13 +233,19 @@ def wide_job(path: Path, axes: list[str], tensors: list[Tensor], **options: Any)
     noise = options.pop("noise", None)
     resolved = None
     if noise is not None:
-        resolved = NoisePlan({"wide": ResolvedNoise(0.0, noise.paired, std=noise.std)})
+        one = ResolvedNoise(0.0, noise.paired, noise.split, std=noise.std, zeros=noise.zeros)
+        resolved = NoisePlan({"wide": one})
     plan = mu.Plan({"wide": entry})
     block = options.pop("block_bytes", 1024)
     files, moves, _ = weight_moves(plan, read_directory(path), resolved, **options)
     job = make_job(path, path.with_name("wide"), files, moves, block_bytes=block)
     base = torch.cat(tensors, cat) if cat is not None else tensors[0]
     return job, moves[0], expand(base, entry.making(moves[0].making.noise))
+
+
+def woken_noise(*cut: int, split: int | None = None) -> TensorNoise:
+    """New units that are copies of trained ones, besides what copies get."""
+    return TensorNoise(Stream(0, "wide"), 0.0, split=split, zeros=Waking(0.1, cut, copied=True))
 
 
 CASES: dict[str, tuple[list[str], list[tuple[int, ...]], dict[str, Any]]] = {
@@ -260,6 +266,12 @@ CASES: dict[str, tuple[list[str], list[tuple[int, ...]], dict[str, Any]]] = {
     "paired rows": (["in: 40x2", "out: 33x2"], [(40, 33)], {"noise": TensorNoise(Stream(0, "wide"), 0.1, 0)}),
     "paired columns": (["out: 40x2", "in: 33x2"], [(40, 33)], {"noise": TensorNoise(Stream(0, "wide"), 0.1, 1)}),
     "paired far apart": (["in: 1x2 * 40", "out: 33x2"], [(40, 33)], {"noise": TensorNoise(Stream(0, "wide"), 0.1, 0)}),
+    "split rows": (["in: 1x2 * 40", "out: 33x2"], [(40, 33)], {"noise": woken_noise(split=0), "fold": "1/2"}),
+    "split columns": (["out: 20x2+9", "in: 1x3 * 11 | 2x3"], [(20, 13)], {"noise": woken_noise(split=1), "fold": "1/3"}),
+    "copied units": (["out: 40+100", "in: 33+10"], [(40, 33)], {"noise": woken_noise()}),
+    "copied heads": (["out: 3+2 * 7+4", "in: 33+40"], [(21, 33)], {"noise": woken_noise()}),
+    "copied experts, cut": (["4", "out: 20+30", "in: 15+9"], [(4, 20, 15)], {"noise": woken_noise(2)}),
+    "copied and joined": (["out: 25+25 | 35+70", "in: 20+1"], [(25, 20), (35, 20)], {"cat": 0, "noise": woken_noise()}),
 }  # fmt: skip
 
 
@@ -307,7 +319,7 @@ def test_memory_is_bounded_where_copies_lie_far_apart(tmp_path, rows):
 
     So it is where copies of new units begin again with the first unit.
     """
-    noise = TensorNoise(Stream(0, "wide"), 0.0, zeros=Waking(0.1, copied=True)) if "+" in rows else None
+    noise = woken_noise() if "+" in rows else None
     job, _, _ = wide_job(
         tmp_path / "base", [rows, "50"], [torch.randn(4000, 50)], noise=noise, block_bytes=5000 * 4
     )

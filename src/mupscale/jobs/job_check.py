@@ -152,6 +152,9 @@ def _kernel(move: Move) -> Iterator[Reason]:
                 "noise.no_such_dimension",
                 f"zeros stay along dimensions {noise.zeros.cut}, and there are {len(making.axes)}",
             )
+        sizes = (factor.size for axis in making.axes for part in axis.segments for factor in part)
+        if noise.zeros is not None and noise.zeros.copied and not all(sizes):
+            yield Reason("noise.no_units_to_copy", "new units are copies, and there are no units to copy")
         mean = None if noise.zeros is None else noise.zeros.mean
         if mean is not None and len(mean) != prod(making.wide_shape[1:]):
             yield Reason(

@@ -58,6 +58,9 @@ def models_of(axis: Axis, start: int = 0, stop: int | None = None) -> Tensor:
         low, high = (min(max(end - before, 0), inner) for end in (start, stop))
         rest = torch.arange(low, high, device="cpu")
         before += inner
+        if low == high:
+            offset += prod(factor.size for factor in segment)
+            continue
         index = torch.zeros_like(rest)
         for factor in segment:
             inner //= factor.wide
