@@ -33,6 +33,7 @@ from mupscale.jobs.blocks import BlockMaker, MoveMaker, Reader, StoredBase
 from mupscale.jobs.fingerprints import GRAIN, as_text, fingerprint, total
 from mupscale.jobs.identity import make_job, stretch_sums
 from mupscale.jobs.job import Job, Move, Text
+from mupscale.jobs.job_check import check_job
 from mupscale.jobs.journal import Journal, read_journals
 from mupscale.jobs.output_files import OutputFiles
 from mupscale.jobs.partial import finish, partial, prepare
@@ -351,6 +352,26 @@ def test_no_block_of_new_units_that_are_copies_reads_more_than_it_holds(cases: A
         found = BlockMaker().make(made, stored, part.start, part.shape, base.dtype)
     assert_bitwise(found, part.within(expand(base, made), (0, 0)).contiguous())
     assert max(counts) <= part.numel
+
+
+@pytest.mark.parametrize(
+    ("rows", "noise", "code"),
+    [
+        ("out: 40+9", woken_noise(split=0), "noise.no_copies_to_split"),
+        ("out: 40x2", woken_noise(split=2), "noise.no_copies_to_split"),
+        ("out: 0+89", woken_noise(), "noise.no_units_to_copy"),
+        ("out: 40x2+9", woken_noise(split=0), None),
+    ],
+)
+def test_a_job_with_nothing_to_split_or_to_copy_is_refused(tmp_path, rows, noise, code):
+    job, move, _ = wide_job(tmp_path / "base", ["out: 40x2+9", "5"], [torch.ones(40, 5)])
+    axes = (mu.rules.Axis.parse(rows), move.making.axes[1])
+    moved = replace(move, making=replace(move.making, axes=axes, noise=noise))
+    if code is None:
+        check_job(replace(job, moves=(moved,)))
+    else:
+        error = refusal(lambda: check_job(replace(job, moves=(moved,))))
+        assert code in {fault.code for fault in error.faults}
 
 
 def tied_directory(path: Path, *names: str, torn: bool = False) -> Path:
