@@ -5,6 +5,7 @@ Slow, and independent of the kernel: shares nothing with `tensors/expand.py` but
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 
@@ -14,6 +15,7 @@ from torch import Tensor
 import mupscale as mu
 from mupscale.rules.axes import Axis
 from mupscale.rules.scale import ONE, Scale
+from mupscale.tensors.making import Making
 
 
 def copied(base: Tensor, axes: Sequence[Axis]) -> Tensor:
@@ -47,17 +49,62 @@ def identity_error(
 def expand_slowly(base: Tensor, axes: Sequence[Axis], scale: Scale = ONE) -> Tensor:
     """W'[i, j, …] = s · W[source(i), source(j), …], and zero where an index is padding."""
     out = torch.zeros([axis.wide for axis in axes], dtype=base.dtype)
-    ratio = scale.fraction
     for index in product(*(range(axis.wide) for axis in axes)):
         source = [axis.source(i) for axis, i in zip(axes, index, strict=True)]
         if None in source:
             continue
         entry = base[tuple(source)]
-        if not scale.is_one:
-            entry = entry.float() if entry.itemsize < 4 else entry
-            exact_quotient = ratio is not None and ratio.numerator == 1
-            entry = entry / ratio.denominator if exact_quotient else entry * float(scale)  # type: ignore[union-attr]
-        out[index] = entry
+        out[index] = entry if scale.is_one else _scaled(entry, scale)
+    return out
+
+
+def _scaled(entry: Tensor, scale: Scale) -> Tensor:
+    entry = entry.float() if entry.itemsize < 4 else entry
+    ratio = scale.fraction
+    return entry / ratio.denominator if ratio is not None and ratio.numerator == 1 else entry * float(scale)
+
+
+def like_slowly(axis: Axis, index: int) -> int:
+    """The unit that a wide index copies or is like, digit by digit: zeros are like the units before them, in turn."""
+    offset = 0
+    for segment in axis.segments:
+        wide = math.prod(factor.wide for factor in segment)
+        if index < wide:
+            found = 0
+            for place, factor in enumerate(segment):
+                digit, index = divmod(index, math.prod(f.wide for f in segment[place + 1 :]))
+                found = found * factor.size + (digit % int(factor.live)) // int(factor.k)
+            return offset + found
+        index, offset = index - wide, offset + math.prod(factor.size for factor in segment)
+    raise IndexError
+
+
+def wake_slowly(base: Tensor, making: Making, z: Tensor, u: Tensor) -> Tensor:
+    """New units that are copies of trained ones, and entries that go whole to one copy, one entry after the other.
+
+    `z` and `u` are the normal and uniform numbers of the whole wide tensor.
+    """
+    noise, axes = making.noise, making.axes
+    assert noise is not None
+    assert noise.zeros is not None
+    assert isinstance(noise.std, float)
+    assert isinstance(noise.zeros.std, float)
+    out = torch.zeros(making.wide_shape, dtype=base.dtype)
+    sources = [[axis.source(i) for i in range(axis.wide)] for axis in axes]
+    for index in product(*(range(axis.wide) for axis in axes)):
+        new = {dim for dim, i in enumerate(index) if sources[dim][i] is None}
+        if new & set(noise.zeros.cut):
+            continue
+        entry = base[tuple(like_slowly(axis, i) for axis, i in zip(axes, index, strict=True))]
+        scale, std = making.scale, noise.zeros.std if new else noise.std
+        if not new and (dim := noise.split) is not None:
+            k = int(axes[dim].k)
+            copies = [i for i, source in enumerate(sources[dim]) if source == sources[dim][index[dim]]]
+            drawn = u[(*index[:dim], copies[0], *index[dim + 1 :])]
+            scale, kept = scale * Scale.of(k), copies[min(int(drawn * k), k - 1)] == index[dim]
+            entry = entry if kept else torch.zeros_like(entry)
+        entry = _scaled(entry, scale)
+        out[index] = entry + z[index].to(entry.dtype) * std if std else entry
     return out
 
 

@@ -16,13 +16,24 @@ import mupscale as mu
 from harness.forks import fork
 from harness.models import CASES
 from harness.runs import step
-from harness.sharded_cases import NOISES, SEED, SIZES, adamw, llama_model, model_named, request, save
+from harness.sharded_cases import (
+    NOISES,
+    SEED,
+    SIZES,
+    adamw,
+    llama_model,
+    model_named,
+    request,
+    save,
+    words_loss,
+)
 from mupscale.checkpoints.base import Base
 from mupscale.checkpoints.growth_job import job_of, record
 from mupscale.checkpoints.request import Request
 from mupscale.checkpoints.state.trainer_state import trainer_order
 from mupscale.families.process import plan_in_process
 from mupscale.families.record import FamilyPlan
+from mupscale.jobs.job import Job
 from mupscale.jobs.partial import partial
 from mupscale.jobs.worker import run_job
 from mupscale.plans.ends import identity_plan
@@ -32,12 +43,7 @@ def train(name: str, model: torch.nn.Module, steps: int = 3) -> mu.Run:
     """A base with moments that are not zero."""
     run = mu.Run(model, adamw(model, identity_plan(model)))
     for number in range(steps):
-        if name == "llama":
-            ids = torch.randint(97, (4, 16), generator=torch.Generator().manual_seed(number))
-            loss = model(input_ids=ids, labels=ids).loss
-        else:
-            loss = CASES[name].loss(model, number)
-        step(run, loss)
+        step(run, CASES[name].loss(model, number) if name in CASES else words_loss(model, number))
     return run
 
 
@@ -80,13 +86,16 @@ def grow(base: Path, out: Path, family: FamilyPlan, request: Request, kill: bool
     """What `mupscale upscale` writes, undisturbed, or by a process that is killed in the middle and run again."""
     start = Base(base)
     job = job_of(start, out, record(start, family, request), block_bytes=4096)
-    cut_short = False
-    if kill:
-        child = fork(lambda: run_job(job))
-        journals = partial(out)
-        while not list(journals.glob("*journal*")) and os.waitpid(child, os.WNOHANG) == (0, 0):
-            time.sleep(0.001)
-        os.kill(child, signal.SIGKILL)
-        cut_short = not out.exists()
+    cut_short = kill and kill_in_the_middle(job)
     run_job(job)
     return cut_short
+
+
+def kill_in_the_middle(job: Job, workers: int = 1) -> bool:
+    """Run a job in a process that is killed once it has written something; whether that was before it had finished."""
+    child = fork(lambda: run_job(job, workers=workers))
+    journals = partial(job.folder)
+    while not list(journals.glob("*journal*")) and os.waitpid(child, os.WNOHANG) == (0, 0):
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    return not job.folder.exists()

@@ -1,7 +1,7 @@
 """What every rank of a sharded job runs: load the same base into shards in every way, and digest what came out.
 
-A stock Llama whose sizes divide unevenly (for all sources), wider, deeper and both, and a convolutional net, a GPT-2 with fused qkv and a
-padded Llama (for checkpoints of torch.distributed and the running base).
+A stock Llama whose sizes divide unevenly (for all sources), wider, deeper and both, and the same with new units, a
+convolutional net, a GPT-2 with fused qkv and a padded Llama (for checkpoints of torch.distributed and the running base).
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ SIZES = {
     "vocab_size": 97,
     "tie_word_embeddings": False,
 }
+UNITS = {
+    **SIZES,
+    "hidden_size": 36,
+    "intermediate_size": 70,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+}
+"""What the same Llama grows to by new units."""
 SEED = 7
 QUICK = "MUPSCALE_SHARDED_QUICK"
 """Set in the environment of a program and of its ranks: fewer models and goals."""
@@ -56,7 +64,10 @@ NOISES: dict[str, tuple[Any, tuple[str, float] | None]] = {
     "none": (None, None),
     "mup": (mu.MupNoise(0.1), ("sigma", 0.1)),
     "signal": (mu.SignalNoise(0.2), ("t", 0.2)),
+    "units": (mu.NewUnits(), None),
 }
+STREAMED = ("none", "mup", "signal")
+"""What a request of a directory can ask for."""
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
 
 
@@ -87,7 +98,19 @@ def request(goal: str, noise: tuple[str, float] | None) -> Request:
 
 def others() -> tuple[str, ...]:
     """Models besides it."""
-    return ("GPT-2",) if QUICK in os.environ else ("ResNet", "GPT-2", "Llama+p")
+    return ("GPT-2", "llama+u") if QUICK in os.environ else ("ResNet", "GPT-2", "Llama+p", "llama+u")
+
+
+def noises(name: str) -> tuple[str, ...]:
+    """Those that a model gets: where nothing is copied, the sizes of noise that is added to copies say nothing."""
+    return ("none", "units") if name == "llama+u" else tuple(NOISES)
+
+
+def words_loss(model: nn.Module, number: int = 0) -> Tensor:
+    """The loss of a Llama on the words of a step."""
+    ids = torch.randint(97, (4, 16), generator=torch.Generator().manual_seed(number))
+    found: Tensor = model(input_ids=ids, labels=ids).loss
+    return found
 
 
 def family(goal: str) -> FamilyPlan:
@@ -123,14 +146,17 @@ def model_named(name: str) -> Model:
             lambda goal: family(goal).plan,
             goals(),
         )
-    case = CASES[name]
     planned = folder() / f"{name}.json"
-    return Model(
-        lambda: case.make(case.base),
-        lambda _: case.make(case.wide),
-        lambda _: mu.Plan.from_json(planned.read_text()),
-        ("0",),
-    )
+    base, wide = ends_of(name)
+    return Model(base, lambda _: wide(), lambda _: mu.Plan.from_json(planned.read_text()), ("0",))
+
+
+def ends_of(name: str) -> tuple[Callable[[], nn.Module], Callable[[], nn.Module]]:
+    """What builds the base and the wide model of one of the others."""
+    if name == "llama+u":
+        return lambda: llama_model(SIZES), lambda: llama_model(UNITS)
+    case = CASES[name]
+    return lambda: case.make(case.base), lambda: case.make(case.wide)
 
 
 def adamw(model: nn.Module, plan: mu.Plan) -> torch.optim.AdamW:
@@ -241,7 +267,7 @@ def digests() -> dict[str, str]:
         model = model_named(name)
         base = base_run(model, mesh, folder() / f"{name}.dcp1")
         for goal in model.goals:
-            for noise in NOISES:
+            for noise in noises(name):
                 label = f"{name} k={goal} {noise}"
                 sources: dict[str, Any] = {"dcp1": f"{name}.dcp1", "sharded": f"{name}.sharded", "live": base}
                 for way, source in sources.items():
@@ -250,7 +276,7 @@ def digests() -> dict[str, str]:
                     continue
                 wide = wide_run(model, goal, mesh)
                 found[f"{label} hf"] = loaded("hf", model, goal, wide, noise, family(goal))
-                for source in ("streamed", "resumed"):
+                for source in ("streamed", "resumed") if noise in STREAMED else ():
                     run = reloaded(folder() / f"{source}.{goal}.{noise}", goal, mesh)
                     found[f"{label} {source}"] = digest(run, gathered)
     model, goal = model_named("llama"), goals()[0]
@@ -277,4 +303,10 @@ def meshes() -> dict[str, str]:
 
 
 def plans_to_json() -> dict[str, str]:
-    return {name: json.dumps(CASES[name].plan.as_json()) for name in others()}
+    return {name: json.dumps(_plan_of(name).as_json()) for name in others()}
+
+
+def _plan_of(name: str) -> mu.Plan:
+    if name in CASES:
+        return CASES[name].plan
+    return mu.infer_plan(*ends_of(name), loss=words_loss, by="units")

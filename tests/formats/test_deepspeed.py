@@ -189,9 +189,9 @@ def test_growing_twice_is_growing_by_the_product(narrow, tmp_path):
                 assert torch.equal(found.view_as(expected), expected), (name, key)
 
 
-def test_noise_is_that_of_the_seed_and_leaves_moments_alone(narrow, tmp_path):
+@pytest.mark.parametrize("noise", [mu.SignalNoise(0.1), mu.SplitNoise()], ids=["added", "split"])
+def test_noise_is_that_of_the_seed_and_leaves_moments_alone(narrow, tmp_path, noise):
     folder, run = narrow
-    noise = mu.SignalNoise(0.1)
     mu.grow_checkpoint(folder, tmp_path / "wide", plan=PLAN, noise=noise, seed=5)
     same, other = (mu.upscale(run, make(2 * WIDTH), plan=PLAN, noise=noise, seed=seed) for seed in (5, 6))
     stored = read(tmp_path / "wide", "1.weight", "fp32").flatten()

@@ -424,9 +424,11 @@ def test_the_optimizer_of_transformer_engine_is_told_by_its_groups(tmp_path):
     refuse(write(tmp_path / "odd", trained(), change=more), tmp_path, "state.optimizer_unclear", "its_own")
 
 
-def test_weights_in_bfloat16_are_rounded_from_their_copies(tmp_path):
+@pytest.mark.filterwarnings("ignore:.*that nothing parts")
+@pytest.mark.parametrize("noise", [mu.SignalNoise(0.1), mu.SplitNoise()], ids=["added", "split"])
+def test_weights_in_bfloat16_are_rounded_from_their_copies(tmp_path, noise):
     """Control: the base's own bfloat16 weights, with the same noise, round otherwise."""
-    run, noise = trained(), mu.SignalNoise(0.1)
+    run = trained()
     narrow = write(tmp_path / "narrow", run, copies="fp32_param", dtype=torch.bfloat16)
     mu.trainers.grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN, noise=noise, seed=5)
     same, other = (mu.upscale(run, Model(2 * WIDTH), plan=PLAN, noise=noise, seed=seed) for seed in (5, 6))

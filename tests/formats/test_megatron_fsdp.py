@@ -132,9 +132,11 @@ def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(tmp_path, ranks)
     goes_on(run, found, restored(out), restored(out))
 
 
-def test_noise_has_the_bits_of_upscale_in_both_halves(tmp_path):
+@pytest.mark.filterwarnings("ignore:.*that nothing parts")
+@pytest.mark.parametrize("noise", [mu.SignalNoise(0.1), mu.SplitNoise()], ids=["added", "split"])
+def test_noise_has_the_bits_of_upscale_in_both_halves(tmp_path, noise):
     """Control: another seed."""
-    run, noise = trained(), mu.SignalNoise(0.1)
+    run = trained()
     narrow = write(tmp_path / "narrow", run, ranks=2)
     mu.trainers.grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN, noise=noise, seed=5)
     same, other = (mu.upscale(run, Model(2 * WIDTH), plan=PLAN, noise=noise, seed=seed) for seed in (5, 6))

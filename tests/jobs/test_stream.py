@@ -13,24 +13,28 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import mupscale as mu
 from harness.closeness import assert_bitwise
 from harness.llama_files import Llama, job_for, write_directory
+from harness.profiles import examples
 from harness.refusals import refusal
 from mupscale.checkpoints.shards import weight_moves
 from mupscale.files.directory import read_directory
 from mupscale.files.places import Place
 from mupscale.jobs import partial as partial_module
 from mupscale.jobs import worker as worker_module
-from mupscale.jobs.bytes import output_files
-from mupscale.jobs.bytes.blocks import MoveMaker, Reader
+from mupscale.jobs.bytes import blocks, output_files
+from mupscale.jobs.bytes.blocks import BlockMaker, MoveMaker, Reader, StoredBase
 from mupscale.jobs.bytes.fingerprints import GRAIN, as_text, fingerprint, total
 from mupscale.jobs.bytes.output_files import OutputFiles
 from mupscale.jobs.digests import make_job, stretch_sums
 from mupscale.jobs.job import Job, Move, Text
+from mupscale.jobs.job_check import check_job
 from mupscale.jobs.journal.entries import (
     BaseStamp,
     BlockDone,
@@ -48,11 +52,13 @@ from mupscale.jobs.progress import Progress
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
 from mupscale.jobs.work_units import Block, Stretch, WorkUnits
 from mupscale.jobs.worker import run_job, run_worker
-from mupscale.noise.resolved import NoisePlan, ResolvedNoise
+from mupscale.noise.resolved import NoisePlan, ResolvedNoise, restore_noise
 from mupscale.tensors.expand import expand
 from mupscale.tensors.making import Making
-from mupscale.tensors.noise import TensorNoise
+from mupscale.tensors.noise import TensorNoise, Waking
+from mupscale.tensors.parts import Rectangle
 from mupscale.tensors.philox import Stream
+from tests.tensors.test_noise import woken
 
 MODEL = Llama(hidden=32, ffn=48, heads=4, kv_heads=2, layers=2, vocabulary=50)
 PLAN = MODEL.plan(2)
@@ -239,13 +245,19 @@ def wide_job(path: Path, axes: list[str], tensors: list[Tensor], **options: Any)
     noise = options.pop("noise", None)
     resolved = None
     if noise is not None:
-        resolved = NoisePlan({"wide": ResolvedNoise(0.0, noise.paired, std=noise.std)})
+        one = ResolvedNoise(0.0, noise.paired, noise.split, std=noise.std, zeros=noise.zeros)
+        resolved = NoisePlan({"wide": one})
     plan = mu.Plan({"wide": entry})
     block = options.pop("block_bytes", 1024)
     files, moves, _ = weight_moves(plan, read_directory(path), resolved, **options)
     job = make_job(path, path.with_name("wide"), files, moves, block_bytes=block)
     base = torch.cat(tensors, cat) if cat is not None else tensors[0]
     return job, moves[0], expand(base, entry.making(moves[0].making.noise))
+
+
+def woken_noise(*cut: int, split: int | None = None) -> TensorNoise:
+    """New units that are copies of trained ones, besides what copies get."""
+    return TensorNoise(Stream(0, "wide"), 0.0, split=split, zeros=Waking(0.1, cut, copied=True))
 
 
 CASES: dict[str, tuple[list[str], list[tuple[int, ...]], dict[str, Any]]] = {
@@ -266,6 +278,12 @@ CASES: dict[str, tuple[list[str], list[tuple[int, ...]], dict[str, Any]]] = {
     "paired rows": (["in: 40x2", "out: 33x2"], [(40, 33)], {"noise": TensorNoise(Stream(0, "wide"), 0.1, 0)}),
     "paired columns": (["out: 40x2", "in: 33x2"], [(40, 33)], {"noise": TensorNoise(Stream(0, "wide"), 0.1, 1)}),
     "paired far apart": (["in: 1x2 * 40", "out: 33x2"], [(40, 33)], {"noise": TensorNoise(Stream(0, "wide"), 0.1, 0)}),
+    "split rows": (["in: 1x2 * 40", "out: 33x2"], [(40, 33)], {"noise": woken_noise(split=0), "fold": "1/2"}),
+    "split columns": (["out: 20x2+9", "in: 1x3 * 11 | 2x3"], [(20, 13)], {"noise": woken_noise(split=1), "fold": "1/3"}),
+    "copied units": (["out: 40+100", "in: 33+10"], [(40, 33)], {"noise": woken_noise()}),
+    "copied heads": (["out: 3+2 * 7+4", "in: 33+40"], [(21, 33)], {"noise": woken_noise()}),
+    "copied experts, cut": (["4", "out: 20+30", "in: 15+9"], [(4, 20, 15)], {"noise": woken_noise(2)}),
+    "copied and joined": (["out: 25+25 | 35+70", "in: 20+1"], [(25, 20), (35, 20)], {"cat": 0, "noise": woken_noise()}),
 }  # fmt: skip
 
 
@@ -307,10 +325,15 @@ def test_a_cast_rounds_once_from_the_wider_type(tmp_path, source, target, comput
         assert not torch.equal(found, twice), "control: rounding before the kernel is seen"
 
 
-def test_memory_is_bounded_where_copies_lie_far_apart(tmp_path):
-    """Rows on both sides of a seam between copies read those rows, not the whole tensor between them."""
+@pytest.mark.parametrize("rows", ["out: 1x2 * 4000", "out: 4000+9000"])
+def test_memory_is_bounded_where_copies_lie_far_apart(tmp_path, rows):
+    """Rows on both sides of a seam between copies read those rows, not the whole tensor between them.
+
+    So it is where copies of new units begin again with the first unit.
+    """
+    noise = woken_noise() if "+" in rows else None
     job, _, _ = wide_job(
-        tmp_path / "base", ["out: 1x2 * 4000", "50"], [torch.randn(4000, 50)], block_bytes=5000 * 4
+        tmp_path / "base", [rows, "50"], [torch.randn(4000, 50)], noise=noise, block_bytes=5000 * 4
     )
     with Reader(job.base) as reader:
         maker, units = MoveMaker(reader), WorkUnits(job)
@@ -319,6 +342,47 @@ def test_memory_is_bounded_where_copies_lie_far_apart(tmp_path):
             assert isinstance(block, Block)
             maker.block(block)
         assert maker.room_bytes <= 8 * job.block_bytes + (1 << 20)
+
+
+@examples(40)
+@given(st.data())
+def test_no_block_of_new_units_that_are_copies_reads_more_than_it_holds(cases: Any):
+    base, made, _ = cases.draw(woken())
+    start = [cases.draw(st.integers(0, axis.wide - 1)) for axis in made.axes]
+    ends = zip(made.axes, start, strict=True)
+    part = Rectangle(tuple(start), tuple(cases.draw(st.integers(1, axis.wide - at)) for axis, at in ends))
+    counts = [0]
+
+    def read_(lows: list[int], room: Tensor) -> None:
+        counts.append(room.numel())
+        room.copy_(Rectangle(tuple(lows), tuple(room.shape)).within(base, (0, 0)))
+
+    stored = StoredBase(base.dtype, (0, 0), tuple(base.shape), read_)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "_SMALL", 0)
+        found = BlockMaker().make(made, stored, part.start, part.shape, base.dtype)
+    assert_bitwise(found, part.within(expand(base, made), (0, 0)).contiguous())
+    assert max(counts) <= part.numel
+
+
+@pytest.mark.parametrize(
+    ("rows", "noise", "code"),
+    [
+        ("out: 40+9", woken_noise(split=0), "noise.no_copies_to_split"),
+        ("out: 40x2", woken_noise(split=2), "noise.no_copies_to_split"),
+        ("out: 0+89", woken_noise(), "noise.no_units_to_copy"),
+        ("out: 40x2+9", woken_noise(split=0), None),
+    ],
+)
+def test_a_job_with_nothing_to_split_or_to_copy_is_refused(tmp_path, rows, noise, code):
+    job, move, _ = wide_job(tmp_path / "base", ["out: 40x2+9", "5"], [torch.ones(40, 5)])
+    axes = (mu.rules.Axis.parse(rows), move.making.axes[1])
+    moved = replace(move, making=replace(move.making, axes=axes, noise=noise))
+    if code is None:
+        check_job(replace(job, moves=(moved,)))
+    else:
+        error = refusal(lambda: check_job(replace(job, moves=(moved,))))
+        assert code in {fault.code for fault in error.faults}
 
 
 def tied_directory(path: Path, *names: str, torn: bool = False) -> Path:
@@ -893,3 +957,37 @@ def test_a_worker_that_died_while_it_wrote_the_job_leaves_nothing_in_the_way(bas
         assert not job.folder.exists()
     run_job(job)
     assert check_bytes(job) == []
+
+
+@pytest.mark.parametrize("by", ["units", "copies"])
+def test_new_units_and_split_entries_are_those_that_a_live_model_saves(tmp_path, by):
+    """By one worker, by three, and by a process that is killed in the middle and goes on."""
+    pytest.importorskip("transformers")
+    from harness.sharded_bases import kill_in_the_middle
+    from harness.sharded_cases import SIZES, UNITS, llama_model, words_loss
+
+    torch.manual_seed(0)
+    live, sizes = llama_model(SIZES), UNITS if by == "units" else {**SIZES, "intermediate_size": 100}
+    plan = mu.infer_plan(live, lambda: llama_model(sizes), loss=words_loss, by=by)
+    wide = mu.upscale(live, lambda: llama_model(sizes), mu.NewUnits(), plan=plan, seed=5, prove=False)
+    for model, name in ((live, "base"), (wide.model, "want")):
+        model.save_pretrained(tmp_path / name)  # type: ignore[operator]
+    assert wide.provenance["noise"]["copied" if by == "units" else "split"]
+    want = (tmp_path / "want" / "model.safetensors").read_bytes()
+    stored = replace(plan, tensors={n: t for n, t in plan.tensors.items() if t.kind == "parameter"})
+
+    def job(name: str, seed: int = 5) -> Job:
+        noise = replace(restore_noise(wide.provenance["noise"], plan), seed=seed)
+        made = job_for(stored, read_directory(tmp_path / "base"), tmp_path / name, noise, block_bytes=1024)
+        assert Job.from_json(made.to_json().encode()) == made
+        return made
+
+    for name, workers in (("one", 1), ("three", 3), ("resumed", 1)):
+        if name == "resumed":
+            kill_in_the_middle(job(name))
+        for worker in range(workers):
+            run_worker(job(name), worker, workers)
+        assert (tmp_path / name / "model.safetensors").read_bytes() == want, name
+    assert check_bytes(tmp_path / "one", tmp_path / "base") == []
+    run_job(job("other", seed=6))
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() != want, "control: another seed"

@@ -267,16 +267,16 @@ def test_a_split_halves_nothing_and_leaves_what_only_writes_copies(base):
     assert not torch.equal(again.model[2].weight, wide.model[2].weight), "control: another seed"
 
 
-def test_wrong_new_units_are_refused_and_so_are_parts_of_them(base):
-    def loaded(noise: Any, width: int) -> mu.Run:
-        plan = mu.infer_plan(base, lambda: mlp(width), by="units" if width < 16 else "copies")
-        return mu.load_grown_(mu.Run(base), mlp(width), plan=plan, noise=noise, seed=3, prove=False)
-
-    refusal(lambda: mu.upscale(base, lambda: mlp(16), mu.NewUnits("new")), "noise.unknown_readers")  # type: ignore[arg-type]
-    refusal(lambda: mu.upscale(base, lambda: mlp(16), mu.NewUnits(size=-1.0)), "argument.not_a_number")
-    refusal(lambda: loaded(mu.NewUnits(), 12), "noise.live_models_only", where="0.weight")
-    refusal(lambda: loaded(mu.SplitNoise(), 16), "noise.live_models_only", where="2.weight")
-    found = loaded(mu.NewUnits("random"), 12)
-    live = mu.upscale(base, lambda: mlp(12), mu.NewUnits("random"), plan=found.plan, seed=3)
+@pytest.mark.parametrize("noise", KINDS, ids=str)
+def test_what_is_loaded_in_parts_has_the_bits_of_a_live_model(base, noise):
+    width = 16 if isinstance(noise, mu.SplitNoise) else 12
+    plan = mu.infer_plan(base, lambda: mlp(width), by="units" if width < 16 else "copies")
+    found = mu.load_grown_(mu.Run(base), mlp(width), plan=plan, noise=noise, seed=3, prove=False)
+    live: Any = mu.upscale(base, lambda: mlp(width), noise, plan=plan, seed=3)
     for name, parameter in live.model.named_parameters():
         assert torch.equal(parameter, found.model.get_parameter(name)), name
+
+
+def test_wrong_new_units_are_refused(base):
+    refusal(lambda: mu.upscale(base, lambda: mlp(16), mu.NewUnits("new")), "noise.unknown_readers")  # type: ignore[arg-type]
+    refusal(lambda: mu.upscale(base, lambda: mlp(16), mu.NewUnits(size=-1.0)), "argument.not_a_number")

@@ -30,6 +30,7 @@ from mupscale.sharded import agreement, fill, node, waiting
 from mupscale.sharded.live import Sharding, is_aligned, messages
 from mupscale.sharded.memory import reshard_
 from mupscale.sharded.source import FiledTensor, Source
+from mupscale.tensors.entry_sources import Reads
 from mupscale.tensors.making import Making
 from mupscale.tensors.parts import local_of, local_rectangle
 
@@ -392,13 +393,17 @@ def test_messages_are_those_of_the_boundaries_that_moved():
     from torch.distributed.tensor import Shard
 
     base, wide = (Sharding((n,), (4,), (0, 1, 2, 3), (Shard(0),)) for n in (10, 20))
-    axes = (mu.rules.Axis.parse("out: 10x2"),)
-    assert not is_aligned(base, wide, axes)
-    assert [len(messages(base, wide, axes, rank)[1]) for rank in range(4)] == [0, 1, 1, 1]
-    sent = [(r, p.start, p.shape) for rank in range(4) for r, p in messages(base, wide, axes, rank)[0]]
+    reads = Reads((mu.rules.Axis.parse("out: 10x2"),))
+    assert not is_aligned(base, wide, reads)
+    assert [len(messages(base, wide, reads, rank)[1]) for rank in range(4)] == [0, 1, 1, 1]
+    sent = [(r, p.start, p.shape) for rank in range(4) for r, p in messages(base, wide, reads, rank)[0]]
     assert sent == [(1, (2,), (1,)), (2, (5,), (1,)), (3, (7,), (2,))]
     even = [Sharding((n,), (4,), (0, 1, 2, 3), (Shard(0),)) for n in (12, 24)]
-    assert is_aligned(*even, (mu.rules.Axis.parse("out: 12x2"),))
+    assert is_aligned(*even, Reads((mu.rules.Axis.parse("out: 12x2"),)))
+    units = (mu.rules.Axis.parse("out: 10+10"),)
+    assert [len(messages(base, wide, Reads(units), rank)[1]) for rank in range(4)] == [1, 2, 0, 0], "zeros"
+    copied = [len(messages(base, wide, Reads(units, (0,)), rank)[1]) for rank in range(4)]
+    assert copied == [1, 2, 2, 2], "units that are copies are received too"
 
 
 @pytest.mark.nightly

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import mupscale as mu
 from harness.closeness import assert_bitwise, assert_close
-from harness.oracle import copied, expand_slowly
+from harness.oracle import copied, expand_slowly, like_slowly, wake_slowly
 from harness.profiles import examples
 from harness.refusals import refusal
 from harness.strategies import axes, making
@@ -25,6 +25,7 @@ from mupscale.tensors.entry_sources import copies_of, models_of
 from mupscale.tensors.expand import expand, expand_
 from mupscale.tensors.making import Making
 from mupscale.tensors.noise import TensorNoise, Waking, rectangle
+from mupscale.tensors.parts import Rectangle
 from mupscale.tensors.philox import Stream, normals, philox, quantiles, uniform_bits, uniforms
 
 CPU = torch.device("cpu")
@@ -329,26 +330,12 @@ def test_the_padding_row_of_a_table_with_zeros_gets_none():
     assert bool((found[2] != 0).all())
 
 
-def like_slowly(axis: mu.rules.Axis, index: int) -> int:
-    """The unit that a wide index copies or is like, digit by digit: zeros are like the units before them, in turn."""
-    offset = 0
-    for segment in axis.segments:
-        wide = math.prod(factor.wide for factor in segment)
-        if index < wide:
-            found = 0
-            for place, factor in enumerate(segment):
-                digit, index = divmod(index, math.prod(f.wide for f in segment[place + 1 :]))
-                found = found * factor.size + (digit % int(factor.live)) // int(factor.k)
-            return offset + found
-        index, offset = index - wide, offset + math.prod(factor.size for factor in segment)
-    raise IndexError
-
-
 @examples(60)
 @given(axes(longest=40))
 def test_new_units_are_like_the_units_of_their_factor_in_turn(axis: mu.rules.Axis):
     found = models_of(axis).tolist()
     assert found == [like_slowly(axis, index) for index in range(axis.wide)]
+    assert models_of(axis, 3, 7).tolist() == found[3:7]
     sources = [axis.source(index) for index in range(axis.wide)]
     assert all(source in (None, unit) for source, unit in zip(sources, found, strict=True)), (
         "copies are copies"
@@ -356,29 +343,56 @@ def test_new_units_are_like_the_units_of_their_factor_in_turn(axis: mu.rules.Axi
 
 
 @st.composite
-def woken(draw: Any) -> tuple[Tensor, Making, TensorNoise]:
-    """A matrix with copies and zeros along both dimensions, new units that are copies, and entries that are split."""
-    grown = tuple(draw(axes(longest=24)) for _ in range(2))
+def woken(draw: Any, dims: int = 2, std: float = 0.0) -> tuple[Tensor, Making, TensorNoise]:
+    """A tensor with copies and zeros along its dimensions, new units that are copies, and entries that are split."""
+    small: Any = {"longest": 24} if dims < 3 else {"size": 2, "segments": 1, "longest": 9}
+    grown = tuple(draw(axes(**small)) for _ in range(dims))
     splits = [dim for dim, axis in enumerate(grown) if axis.k > 1]
     split = draw(st.sampled_from([None, *splits]))
-    cut = tuple(draw(st.sets(st.integers(0, 1))))
-    noise = TensorNoise(Stream(5, "w"), 0.0, zeros=Waking(0.5, cut, copied=True), split=split)
+    cut = tuple(draw(st.sets(st.integers(0, dims - 1))))
+    noise = TensorNoise(Stream(5, "w"), std, zeros=Waking(0.5, cut, copied=True), split=split)
     base = torch.randn([axis.base for axis in grown], dtype=torch.float64)
     return base, making(grown, draw(st.sampled_from(["1", "1/2", "1/3"])), noise=noise), noise
+
+
+def part_of(base: Tensor, made: Making, part: Rectangle) -> Tensor:
+    """A rectangle of the wide tensor from the covering part of the base, and from nothing else."""
+    read = made.reads.cover(part)
+    out = torch.empty(part.shape, dtype=base.dtype)
+    given = read.within(base, [0] * base.dim())
+    return expand_(out, given, made, out_start=part.start, base_start=read.start)
 
 
 @examples(60)
 @given(st.data())
 def test_a_slice_of_copied_units_and_split_entries_is_a_slice_of_the_whole(cases: Any):
-    base, made, _ = cases.draw(woken())
+    base, made, noise = cases.draw(
+        woken(cases.draw(st.integers(1, 3)), cases.draw(st.sampled_from([0.0, 0.25])))
+    )
     start, shape = [], []
     for axis in made.axes:
         start.append(cases.draw(st.integers(0, axis.wide - 1)))
         shape.append(cases.draw(st.integers(1, axis.wide - start[-1])))
+    part, first = Rectangle(tuple(start), tuple(shape)), [0] * len(shape)
+    z, u = (
+        rectangle(noise.stream, made.wide_shape, first, made.wide_shape, CPU, d) for d in (normals, uniforms)
+    )
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         whole = expand(base.to(dtype), made)
-        part = expand_(torch.empty(shape, dtype=dtype), base.to(dtype), made, out_start=start)
-        assert_bitwise(part, cut(whole, start, shape))
+        assert_bitwise(whole, wake_slowly(base.to(dtype), made, z, u), "the slow twin")
+        assert_bitwise(part_of(base.to(dtype), made, part), part.within(whole, first).contiguous())
+
+
+def test_a_slice_that_ignores_where_it_begins_is_another_one():
+    """Control: of random numbers, of models and of the copy that an entry goes to."""
+    texts, part = ("out: 4x2+5", "in: 3x2+2"), Rectangle((6, 2), (6, 5))
+    for split, cut, std in ((1, (0, 1), 0.0), (None, (), 0.0), (None, (), 0.5)):
+        noise = TensorNoise(Stream(5, "w"), 0.0, zeros=Waking(std, cut, copied=True), split=split)
+        made = making(list(map(mu.rules.Axis.parse, texts)), noise=noise)
+        base = torch.randn(4, 3)
+        want = part.within(expand(base, made), (0, 0))
+        assert torch.equal(part_of(base, made, part), want)
+        assert not torch.equal(part_of(base, made, Rectangle((0, 0), part.shape)), want)
 
 
 @examples(60)

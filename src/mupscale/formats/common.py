@@ -20,7 +20,6 @@ from ..jobs.worker import run_job
 from ..models.names import resolve
 from ..noise.kinds import Noise
 from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
-from ..noise.resolved import refuse_in_parts
 from ..optimizers.carry import carry_optimizer
 from ..optimizers.identify import identify
 from ..optimizers.named import NamedOptimizer
@@ -218,7 +217,6 @@ def write_grown(
             seed=unused_seed(seed, early, history.seeds),
             since=early,
         )
-        refuse_in_parts(resolved)
     wide = make(replace(growing, noise=resolved))
     about: dict[str, Any] = {
         "format": FORMAT,

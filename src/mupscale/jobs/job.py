@@ -58,6 +58,7 @@ class Move:
             "paired": making.noise.paired,
             **({} if making.noise.without_row is None else {"without_row": making.noise.without_row}),
             **({} if making.noise.zeros is None else {"zeros": _told(making.noise.zeros)}),
+            **({} if making.noise.split is None else {"split": making.noise.split}),
         }
         join = making.join and {"stack" if making.join.stacked else "cat": making.join.dim}
         if making.join is not None and making.join.under is not None:
@@ -235,13 +236,15 @@ def _noise(entry: Any) -> TensorNoise | None:
     if entry is None:
         return None
     sizes = _sizes(entry["std"])
-    paired, row = (None if n is None else whole(n) for n in (entry["paired"], entry.get("without_row")))
+    dims = (entry["paired"], entry.get("without_row"), entry.get("split"))
+    paired, row, split = (None if n is None else whole(n) for n in dims)
     told = entry.get("zeros")
     zeros = None
     if told is not None:
         mean = None if told.get("mean") is None else tuple(map(number, told["mean"]))
-        zeros = Waking(_sizes(told["std"]), tuple(map(whole, told["cut"])), number(told["level"]), mean)
-    return TensorNoise(Stream(int(entry["seed"]), text(entry["name"])), sizes, paired, row, zeros)
+        cut, level = tuple(map(whole, told["cut"])), number(told["level"])
+        zeros = Waking(_sizes(told["std"]), cut, level, mean, flag(told.get("copied", False)))
+    return TensorNoise(Stream(int(entry["seed"]), text(entry["name"])), sizes, paired, row, zeros, split)
 
 
 def _sizes(std: Any) -> float | tuple[float, ...]:

@@ -137,6 +137,13 @@ def _kernel(move: Move) -> Iterator[Reason]:
                 "noise.no_copies_to_pair",
                 f"noise is paired along dimension {noise.paired}, which has no copies",
             )
+        if noise.split is not None and not (
+            noise.split < len(making.axes) and making.axes[noise.split].k > 1
+        ):
+            yield Reason(
+                "noise.no_copies_to_split",
+                f"entries are split along dimension {noise.split}, which has no copies",
+            )
         if noise.without_row is not None and not noise.without_row < prod(making.wide_shape[:1]):
             yield Reason(
                 "noise.no_such_row",
@@ -147,6 +154,9 @@ def _kernel(move: Move) -> Iterator[Reason]:
                 "noise.no_such_dimension",
                 f"zeros stay along dimensions {noise.zeros.cut}, and there are {len(making.axes)}",
             )
+        sizes = (factor.size for axis in making.axes for part in axis.segments for factor in part)
+        if noise.zeros is not None and noise.zeros.copied and not all(sizes):
+            yield Reason("noise.no_units_to_copy", "new units are copies, and there are no units to copy")
         mean = None if noise.zeros is None else noise.zeros.mean
         if mean is not None and len(mean) != prod(making.wide_shape[1:]):
             yield Reason(
@@ -169,12 +179,12 @@ def _cells(move: Move) -> Iterator[Reason]:
             f"{len(move.cells)} cells for {len(axes)} axes and {len(move.sources)} sources",
         )
         return
-    for axis, (which, count) in zip(axes, move.cells, strict=True):
+    for dim, (axis, (which, count)) in enumerate(zip(axes, move.cells, strict=True)):
         if not which < count or axis.base % count or axis.wide % count:
             yield Reason("job.cell_not_a_part", f"cell {which} of {count} is not a part of axis {axis}")
             continue
         size, room = axis.wide // count, axis.base // count
-        low, high = axis.cover(which * size, (which + 1) * size)
+        low, high = move.making.reads.along(dim, which * size, (which + 1) * size)
         if not which * room <= low <= high <= (which + 1) * room:
             yield Reason(
                 "job.cell_reads_outside",

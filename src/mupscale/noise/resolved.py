@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from ..errors import Fault, MupscaleError, raise_faults
+from ..errors import MupscaleError
 from ..files.strict import refuse_malformed
 from ..frozen import freeze_mappings
 from ..plans.plan import Plan
@@ -107,18 +107,6 @@ def restore_noise(record: Mapping[str, Any], plan: Plan, since: Plan | None = No
             )
         tensors = {name: sized(ResolvedNoise(**found), name, plan, since) for name, found in fields.items()}
         return NoisePlan(tensors, int(record["seed"]), tuple(record["without"]))
-
-
-def refuse_in_parts(noise: NoisePlan) -> None:
-    """Raise if noise copies units or splits entries: tensors that are written in parts, to files or by ranks, cannot have it."""
-    what = "its new units are copies, or its entries are split over copies, which only a live model in one process can have"
-    remedy = 'write NewUnits("random") if the plan copies nothing, else SignalNoise, MupNoise or PairedNoise'
-    faults = [
-        Fault("noise.live_models_only", name, what, remedy)
-        for name, one in noise.tensors.items()
-        if one.copied or one.split is not None
-    ]
-    raise_faults("this noise cannot be written in parts", faults)
 
 
 def _sigma(value: Any) -> Sigma:

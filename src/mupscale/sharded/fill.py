@@ -99,9 +99,7 @@ def _covered(filling: Filling) -> Rectangle | None:
     part = local_rectangle(filling.wide)
     if filling.stored is None or not part.numel:
         return None
-    axes = filling.making.axes
-    covers = [axis.cover(at, at + n) for axis, at, n in zip(axes, part.start, part.shape, strict=True)]
-    return Rectangle(tuple(low for low, _ in covers), tuple(high - low for low, high in covers))
+    return filling.making.reads.cover(part)
 
 
 def state_fillings(

@@ -6,7 +6,7 @@ wide shards align, nothing is sent. Ranks in a replica receive from ranks of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..errors import MupscaleError
 from ..plans.plan import Plan
-from ..rules.axes import Axis
 from ..runs.provenance import Provenance
+from ..tensors.entry_sources import Reads
 from ..tensors.making import Making
 from ..tensors.parts import Rectangle, is_sharded, local_of, local_rectangle, rank_rectangle
 from .agreement import device_of
@@ -71,17 +71,9 @@ class Sharding:
         return tuple(at for at, placement in pairs if placement.is_replicate())
 
 
-def cover(axes: Sequence[Axis], part: Rectangle) -> Rectangle:
-    """The rectangle of the base that a rectangle of the wide tensor is made from."""
-    if not part.numel:
-        return Rectangle((0,) * len(axes), (0,) * len(axes))
-    ends = [axis.cover(at, at + n) for axis, at, n in zip(axes, part.start, part.shape, strict=True)]
-    return Rectangle(tuple(low for low, _ in ends), tuple(high - low for low, high in ends))
-
-
 @lru_cache(maxsize=4096)
 def held_and_wanted(
-    base: Sharding, wide: Sharding, axes: tuple[Axis, ...]
+    base: Sharding, wide: Sharding, reads: Reads
 ) -> Mapping[int, tuple[Rectangle, Rectangle]]:
     """The parts of the base tensor that every rank holds and needs; equal layers share one cached result."""
     if wide.ranks and set(wide.ranks) != set(base.ranks):
@@ -89,15 +81,15 @@ def held_and_wanted(
             "base and wide model are sharded over different ranks; load from a checkpoint instead",
             code="rank.base_on_other_ranks",
         )
-    return {rank: (base.held_by(rank), cover(axes, wide.held_by(rank))) for rank in base.ranks}
+    return {rank: (base.held_by(rank), reads.cover(wide.held_by(rank))) for rank in base.ranks}
 
 
 @lru_cache(maxsize=4096)
 def messages(
-    base: Sharding, wide: Sharding, axes: tuple[Axis, ...], me: int
+    base: Sharding, wide: Sharding, reads: Reads, me: int
 ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """What this rank sends, and what it receives."""
-    everyone, mine = held_and_wanted(base, wide, axes), base.replica(me)
+    everyone, mine = held_and_wanted(base, wide, reads), base.replica(me)
     owned, wanted = everyone[me]
     sends, receives = [], []
     for rank, (theirs, want) in everyone.items():
@@ -110,11 +102,11 @@ def messages(
 
 
 @lru_cache(maxsize=4096)
-def is_aligned(base: Sharding, wide: Sharding, axes: tuple[Axis, ...]) -> bool:
+def is_aligned(base: Sharding, wide: Sharding, reads: Reads) -> bool:
     """Whether every rank holds all it needs."""
     return all(
         not want.numel or owned.meet(want) == want
-        for owned, want in held_and_wanted(base, wide, axes).values()
+        for owned, want in held_and_wanted(base, wide, reads).values()
     )
 
 
@@ -158,7 +150,7 @@ class LiveSource:
         return local_of(stored).detach().cpu().clone()
 
     def aligned(self, stored: Tensor, making: Making, wide: Tensor) -> bool:
-        return not is_sharded(stored) or is_aligned(Sharding.of(stored), Sharding.of(wide), making.axes)
+        return not is_sharded(stored) or is_aligned(Sharding.of(stored), Sharding.of(wide), making.reads)
 
     def hold(self, stored: Tensor, making: Making, wide: Tensor) -> None:
         """Receive the slices of a base tensor that this rank needs, and send others the slices they need."""
@@ -167,8 +159,8 @@ class LiveSource:
             self._buffer, self._origin = local.cpu().contiguous(), (0,) * local.dim()
             return
         shardings, me = (Sharding.of(stored), Sharding.of(wide)), dist.get_rank()
-        sends, receives = messages(*shardings, making.axes, me)
-        own, wanted = local_rectangle(stored), cover(making.axes, local_rectangle(wide))
+        sends, receives = messages(*shardings, making.reads, me)
+        own, wanted = local_rectangle(stored), making.reads.cover(local_rectangle(wide))
         self._buffer, self._origin = torch.empty(wanted.shape, dtype=local.dtype, device="cpu"), wanted.start
         mine = own.meet(wanted)
         if mine.numel:

@@ -21,7 +21,7 @@ from ..jobs.norms.measured import measured_by
 from ..noise.kinds import Noise
 from ..noise.measures import Statistic, Wanted, statistic
 from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
-from ..noise.resolved import NoisePlan, refuse_in_parts
+from ..noise.resolved import NoisePlan
 from ..noise.where import Exempt
 from ..plans.plan import Plan
 from .agreement import AllOrNone, sum_over_ranks
@@ -45,11 +45,10 @@ def shared_noise(
         return None
     if isinstance(noise, NoisePlan):
         _check_plan(noise, plan, seed)
-        refuse_in_parts(noise)
         return noise
     wanted = norms_wanted(noise, plan=plan, since=since, exempt=exempt)
     norms = _measured(wanted, plan, source, together, group) if wanted else {}
-    resolved = resolve_noise(
+    return resolve_noise(
         lambda name, what: norms[name, what],
         noise,
         plan=plan,
@@ -57,8 +56,6 @@ def shared_noise(
         since=since,
         exempt=exempt,
     )
-    refuse_in_parts(resolved)
-    return resolved
 
 
 def noise_identity(noise: Noise | NoisePlan | None) -> str:

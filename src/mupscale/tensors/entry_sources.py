@@ -1,13 +1,15 @@
-"""Which entries of a wide axis are copies of the same base entry, and which entry of the base a new unit is like."""
+"""Which entries of a wide axis are copies of the same base entry, which one a new unit is like, and what a slice reads."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
 from ..rules.axes import Axis
+from .parts import Rectangle
 
 
 def copies_of(axis: Axis) -> Tensor:
@@ -41,21 +43,57 @@ def numbered(axis: Axis) -> tuple[Tensor, Tensor]:
     return first, number
 
 
-def models_of(axis: Axis) -> Tensor:
-    """For every wide index, the base index that it copies, or is like: new units are like the units of their factor in turn.
+def models_of(axis: Axis, start: int = 0, stop: int | None = None) -> Tensor:
+    """For wide indices, the base index that each copies, or is like: new units are like the units of their factor in turn.
 
     A new head is like a whole head, entry by entry:
 
     >>> models_of(Axis.parse("out: 2+3")).tolist(), models_of(Axis.parse("out: 2x2+1 * 3")).tolist()
     ([0, 1, 0, 1, 0], [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5, 0, 1, 2])
     """
-    parts, offset = [], 0
+    parts, before, offset = [], 0, 0
+    stop = axis.wide if stop is None else stop
     for segment in axis.segments:
-        index = torch.zeros(1, dtype=torch.int64, device="cpu")
+        inner = prod(factor.wide for factor in segment)
+        low, high = (min(max(end - before, 0), inner) for end in (start, stop))
+        rest = torch.arange(low, high, device="cpu")
+        before += inner
+        if low == high:
+            offset += prod(factor.size for factor in segment)
+            continue
+        index = torch.zeros_like(rest)
         for factor in segment:
+            inner //= factor.wide
             # Zeros count k to a unit, as copies do, so that "2+1 * 3x2" and its normal form "6x2+6" agree.
-            unit = torch.arange(factor.wide, device="cpu") // int(factor.k) % factor.size
-            index = (index[:, None] * factor.size + unit).flatten()
+            index = index * factor.size + rest // inner // int(factor.k) % factor.size
+            rest = rest % inner
         parts.append(index + offset)
         offset += prod(factor.size for factor in segment)
     return torch.cat(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What any rectangle of a wide tensor reads of its base tensor.
+
+    >>> axes, part = (Axis.parse("out: 4+3"), Axis.parse("in: 2x2")), Rectangle((3, 0), (3, 2))
+    >>> Reads(axes).cover(part), Reads(axes, (0,)).cover(part)
+    (Rectangle(start=(3, 0), shape=(1, 1)), Rectangle(start=(0, 0), shape=(4, 1)))
+    """
+
+    axes: tuple[Axis, ...]
+    copied: tuple[int, ...] = ()
+    """Dimensions whose new units are copies of trained ones."""
+
+    def cover(self, part: Rectangle) -> Rectangle:
+        """The smallest rectangle of the base tensor that holds all that a part of the wide one is made from."""
+        wide = zip(part.start, part.shape, strict=True)
+        ends = [self.along(dim, low, low + length) for dim, (low, length) in enumerate(wide)]
+        return Rectangle(tuple(low for low, _ in ends), tuple(high - low for low, high in ends))
+
+    def along(self, dim: int, start: int, stop: int) -> tuple[int, int]:
+        """The same for one dimension: the base range that wide [start, stop) reads; (0, 0) if it reads none."""
+        if start == stop or dim not in self.copied:
+            return self.axes[dim].cover(start, stop)
+        models = models_of(self.axes[dim], start, stop)
+        return int(models.min()), int(models.max()) + 1

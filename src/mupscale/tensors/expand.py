@@ -73,7 +73,7 @@ def expand_(
     """Fill `out`, the slice of the wide tensor that begins at `out_start`, and return it.
 
     `base` is any slice of the base tensor, beginning at `base_start`, that contains what `out` reads
-    (see `Axis.cover`), and None where the making has no source. Both starts default to the whole tensor.
+    (see `Making.reads`), and None where the making has no source. Both starts default to the whole tensor.
 
     >>> making = Making((Axis.parse("out: 1x2"), Axis.parse("in: 2x2")), Scale.of("1/2"))
     >>> expand_(torch.empty(2, 4), torch.tensor([[6.0, 2.0]]), making)
@@ -166,10 +166,10 @@ def _copy_units_(
             continue
         source = base
         for dim, axis in enumerate(making.axes):
-            index = models_of(axis)[at[dim] : at[dim] + part.shape[dim]] - base_at[dim]
+            index = models_of(axis, at[dim], at[dim] + part.shape[dim]) - base_at[dim]
             if int(index.min()) < 0 or int(index.max()) >= base.shape[dim]:
                 raise MupscaleError(
-                    f"dimension {dim}: new units are copies of units of the base that this slice does not hold; pass the whole tensor",
+                    f"dimension {dim}: new units are copies of units of the base that this slice does not hold; pass the range that Making.reads covers",
                     code="noise.copies_whole_tensor",
                 )
             source = source.index_select(dim, index.to(base.device))
@@ -258,7 +258,7 @@ def _cuts(
         if stop > axis.wide or not inside:
             raise MupscaleError(
                 f"dimension {dim}: wide entries {out_at[dim]}..{stop} of {axis.wide} read base entries {low}..{high}, "
-                f"found {base_at[dim]}..{base_at[dim] + base.shape[dim]} of {axis.base}; pass the range that Axis.cover returns",
+                f"found {base_at[dim]}..{base_at[dim] + base.shape[dim]} of {axis.base}; pass the range that Making.reads covers",
                 code="axis.range_outside_base",
             )
     return cuts

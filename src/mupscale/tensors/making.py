@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import MupscaleError
 from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
+from .entry_sources import Reads
 from .noise import TensorNoise
 
 Fill = Literal["zero", "one", "minus_one", "own"]
@@ -76,6 +77,22 @@ class Making:
     def wide_shape(self) -> tuple[int, ...]:
         """The shape of the wide tensor."""
         return tuple(axis.wide for axis in self.axes)
+
+    @property
+    def reads(self) -> Reads:
+        """What any slice of the wide tensor reads of the base tensor, where there is one.
+
+        >>> from mupscale.tensors.noise import Waking
+        >>> from mupscale.tensors.philox import Stream
+        >>> noise = TensorNoise(Stream(0, "w"), 0.0, zeros=Waking(cut=(1,), copied=True))
+        >>> Making((Axis.parse("out: 2+2"), Axis.parse("in: 2+2")), noise=noise).reads.copied
+        (0,)
+        """
+        zeros = None if self.noise is None else self.noise.zeros
+        if zeros is None or not zeros.copied:
+            return Reads(self.axes)
+        woken = (dim for dim, axis in enumerate(self.axes) if axis.padded and dim not in zeros.cut)
+        return Reads(self.axes, tuple(woken))
 
     def source(self, tensors: Sequence[Tensor]) -> Tensor:
         """The base tensor: the single source itself, or several joined into new memory."""

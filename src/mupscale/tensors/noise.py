@@ -196,20 +196,24 @@ class TensorNoise:
 
         Of k copies it is number ⌊k u⌋ with u in (0, 1), so every slice draws the same one.
         """
-        first, number = (part[start[dim] : start[dim] + out.shape[dim]] for part in numbered(axes[dim]))
-        copies = number >= 0
-        if not out.numel() or not bool(copies.any()):
+        axis, whole, k = axes[dim], [axis.wide for axis in axes], int(axes[dim].k)
+        if not out.numel():
             return
-        low, high = int(first[copies].min()), int(first[copies].max()) + 1
-        lows, sizes = list(start), list(out.shape)
-        lows[dim], sizes[dim] = low, high - low
-        u = rectangle(self.stream, [axis.wide for axis in axes], lows, sizes, out.device, uniforms)
-        u = u.index_select(dim, torch.where(copies, first - low, 0).to(out.device))
-        k = int(axes[dim].k)
-        drawn = (u * k).long().clamp_(max=k - 1)  # the largest u is rounded to 1
+        firsts, numbers = numbered(axis)
         shape = [-1 if d == dim else 1 for d in range(out.dim())]
-        others = (drawn != number.to(out.device).view(shape)) & copies.to(out.device).view(shape)
-        out.masked_fill_(others, 0)
+        # Piece by piece: the first copies of one lie close together, those of two may be far apart.
+        for piece in axis.pieces(start[dim], start[dim] + out.shape[dim]):
+            if piece.factors is None:
+                continue
+            here = slice(piece.start, piece.start + piece.length)
+            first, number = firsts[here], numbers[here].to(out.device).view(shape)
+            lows, sizes = list(start), list(out.shape)
+            lows[dim] = int(first.min())
+            sizes[dim] = int(first.max()) + 1 - lows[dim]
+            u = rectangle(self.stream, whole, lows, sizes, out.device, uniforms)
+            u = u.index_select(dim, (first - lows[dim]).to(out.device))
+            drawn = (u * k).long().clamp_(max=k - 1)  # the largest u is rounded to 1
+            out.narrow(dim, piece.start - start[dim], piece.length).masked_fill_(drawn != number, 0)
 
 
 def _within(row: tuple[float, ...], axes: Sequence[Axis], start: Sequence[int], like: Tensor) -> Tensor:

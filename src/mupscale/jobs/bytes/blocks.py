@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from math import prod
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,7 @@ from ...storage.location import Location, Url
 from ...storage.pages import RemoteFile
 from ...tensors.expand import compute_dtype, expand_
 from ...tensors.making import Making
+from ...tensors.parts import Rectangle
 from ..job import PAGE, Move, window
 from ..work_units import Block
 from .fingerprints import as_text, fingerprint
@@ -170,13 +172,12 @@ class BlockMaker:
         return self._staging.room_bytes + sum(room.numel() for room in self._rooms.values())
 
     def _fill_(self, out: Tensor, making: Making, base: StoredBase, start: list[int]) -> None:
-        covers = [axis.cover(at, at + n) for axis, at, n in zip(making.axes, start, out.shape, strict=True)]
-        if prod(high - low for low, high in covers) > max(out.numel(), _SMALL) and self._split_(
-            out, making, base, start
-        ):
+        read = making.reads.cover(Rectangle(tuple(start), tuple(out.shape)))
+        if read.numel > max(out.numel(), _SMALL):
+            self._split_(out, making, base, start, read.shape)
             return
-        lows = [low for low, _ in covers]
-        room = self._staging.room(base.dtype, [high - low for low, high in covers])
+        lows = list(read.start)
+        room = self._staging.room(base.dtype, read.shape)
         base.read_(lows, room)
         read = self._staging.on_device(room)
         compute = torch.promote_types(compute_dtype(read.dtype), compute_dtype(out.dtype))
@@ -187,16 +188,22 @@ class BlockMaker:
         if exact is not out:
             out.copy_(exact)
 
-    def _split_(self, out: Tensor, making: Making, base: StoredBase, start: list[int]) -> bool:
-        """Fill piece by piece if a few rows on both sides of a seam would read everything between them."""
-        for dim, axis in enumerate(making.axes):
-            pieces = list(axis.pieces(start[dim], start[dim] + out.shape[dim]))
-            if len(pieces) > 1:
-                for piece in pieces:
-                    part = out.narrow(dim, piece.start - start[dim], piece.length)
-                    self._fill_(part, making, base, [*start[:dim], piece.start, *start[dim + 1 :]])
-                return True
-        return False
+    def _split_(
+        self, out: Tensor, making: Making, base: StoredBase, start: list[int], read: Sequence[int]
+    ) -> None:
+        """Fill in parts, where a few rows on both sides of a seam would read everything between them.
+
+        The dimension that reads the most for its length is cut at its seams. New units that are copies have seams of their
+        own, wherever they begin again with the first of their models: those are found by halving.
+        """
+        dim = max(range(out.dim()), key=lambda d: read[d] / out.shape[d])
+        at, length = start[dim], out.shape[dim]
+        seams = [piece.start for piece in making.axes[dim].pieces(at, at + length)]
+        if len(seams) == 1:
+            seams.append(at + length // 2)
+        for low, high in pairwise([*seams, at + length]):
+            part = out.narrow(dim, low - at, high - low)
+            self._fill_(part, making, base, [*start[:dim], low, *start[dim + 1 :]])
 
 
 class MoveMaker(BlockMaker):

@@ -22,6 +22,7 @@ from ..compiled import VARIABLE
 from ..expand import expand_
 from ..making import Making
 from ..noise import TensorNoise, Waking
+from ..parts import Rectangle
 from ..philox import Stream
 from . import launch
 
@@ -113,11 +114,9 @@ def compare_slices(slices: int, device: str, seed: int = 0, kernel: str = "porta
     control = launched = 0
     for number in range(slices):
         case = draw_case(draw, number)
-        axes = zip(case.making.axes, case.start, case.size, strict=True)
-        covers = [axis.cover(at, at + n) for axis, at, n in axes]
-        lows = [low for low, _ in covers]
-        shape = [high - low for low, high in covers]
-        base = torch.randn(shape, generator=generator, device="cpu").to(case.base_dtype)
+        read = case.making.reads.cover(Rectangle(tuple(case.start), tuple(case.size)))
+        lows = list(read.start)
+        base = torch.randn(read.shape, generator=generator, device="cpu").to(case.base_dtype)
         with _choosing("portable"):
             want = _made(case, base, lows, case.dtype)
             fused = _made(case, base.double(), lows, torch.float64).float().to(case.dtype)

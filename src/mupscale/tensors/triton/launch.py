@@ -42,7 +42,11 @@ def installed() -> bool:
 
 
 def is_for(out: Tensor, base: Tensor | None, noise: TensorNoise) -> bool:
-    """Whether a slice is made by the kernel; rows of new words are not, they are few, nor copied units and splits."""
+    """Whether a slice is made by the kernel.
+
+    Rows of new words are not, they are few. Copied units read the base at places of their own, and a split compares two
+    tables of places: `expand.py` makes them on any device, and numba's loop only adds their noise.
+    """
     if noise.split is not None or (
         noise.zeros is not None and (noise.zeros.copied or noise.zeros.mean is not None)
     ):
