@@ -191,7 +191,7 @@ def _sides(plan: Plan) -> Iterator[set[Place]]:
 
 def _turned(name: str, entry: TensorPlan, places: set[Place]) -> TensorPlan:
     """The entry with some of its dimensions cut that were not, and not cut that were."""
-    cut = set(entry.cut) ^ {dim for other, dim in places if other == name}
+    cut = set(entry.cut) ^ {dim for other, dim in places if other == name and dim not in entry.mean}
     return replace(entry, cut=tuple(sorted(cut)))
 
 
@@ -200,6 +200,6 @@ def _can_learn(plan: Plan) -> bool:
     for places in _places(plan).values():
         matrices = [(plan[name], dim) for name, dim in places if len(plan[name].axes) > 1]
         written = any(entry.axes[dim].role == "out" for entry, dim in matrices)
-        if written and all(dim in entry.cut for entry, dim in matrices):
+        if written and all(dim in entry.sleep.cut for entry, dim in matrices):
             return False
     return True

@@ -58,6 +58,10 @@ class DraftEntry:
     """Its dimensions in spaces with zeros that a norm averages over; None where nothing was recorded."""
     gain: bool = False
     """Whether it is the gain of such a norm."""
+    mean: frozenset[int] = frozenset()
+    """Its dimensions whose new entries carry the mean of the others."""
+    still: frozenset[int] = frozenset()
+    """Its dimensions whose zeros stay because others carry a mean: of what reads it, and of the bias of a norm."""
     typical: bool = False
     """Whether it multiplies units of a space that no norm averages over."""
 
@@ -96,6 +100,7 @@ class DraftEntry:
             fill=self.fill,
             shift=self.shift,
             cut=self._cut(axes),
+            mean=tuple(sorted(dim for dim in self.mean if axes[dim].padded)),
             gain=self.gain and axes[0].padded,
             typical=self._typical(axes),
         )
@@ -114,7 +119,9 @@ class DraftEntry:
         return tuple(
             dim
             for dim, axis in enumerate(axes)
-            if axis.padded and axis.role == ("out" if dim in self.stream else "in")
+            if axis.padded
+            and dim not in self.mean
+            and (dim in self.still or axis.role == ("out" if dim in self.stream else "in"))
         )
 
 

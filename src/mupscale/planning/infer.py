@@ -35,12 +35,17 @@ from .deeper import Orders, deeper_plan, missing_order
 from .draft import Draft, draft
 from .facts.decided import why_undecided
 from .facts.modules import dropout_of_modules, leaking_pads, row_of
-from .facts.padded_norms import padded_norms, streams_by_size, unpaddable, with_streams
+from .facts.padded_norms import centred_sizes, padded_norms, streams_by_size, unpaddable, with_streams
 from .facts.unwritten import reading_faults
 from .knobs import copies, layout_knobs
 from .search.not_found import NoPlanError, Sizes
 from .search.search import Found, search
 
+CENTRED = (
+    "outputs, and not training: new channels carry the mean of the others, and norms subtract that of all"
+)
+"""What a plan with means says of itself, behind "exact with"."""
+_UNDECLARED = Declared()
 _MEASURE = "pass loss= or example_inputs=, and the gradient identity decides"
 
 
@@ -92,7 +97,12 @@ def infer_plan(
         return replace(deeper, proof="outputs") if isinstance(measure, Projection) else deeper
     if measure is not None:
         return find_plan(base, wide, measure, declared, Ways(by)).plan
-    made, _ = _opened(base, wide, declared, Ways(by))
+    return plan_of_shapes(base, wide, Ways(by), declared)
+
+
+def plan_of_shapes(base: Make, wide: Make, ways: Ways, declared: Declared = _UNDECLARED) -> Plan:
+    """The plan that modules and declarations decide, without a measurement; raises if they do not."""
+    made, _ = _opened(base, wide, declared, ways)
     raise_faults("a plan needs more than the shapes of these two models", _undecided(made))
     plan = with_streams(made, streams_by_size(made)).plan()
     # Layouts that were declared are compared with what modules write and read; nothing checks the rest.
@@ -178,10 +188,18 @@ def find_plan(
                 raise before from None
             if ways.by != "units" or not isinstance(error, NoPlanError):
                 raise
+            if error.centred - ways.copied:
+                # A space whose norms subtract the mean grows by copies where its new channels cannot carry the mean.
+                raise_faults(
+                    "these sizes can grow neither by new units nor by copies",
+                    _not_whole(error, error.centred),
+                )
+                ways = replace(ways, copied=ways.copied | error.centred)
+                continue
             sizes = ways.copied | error.sizes
             raise_faults("these sizes can grow neither by new units nor by copies", _not_whole(error, sizes))
             # Where no space shows that zeros do not pass through it, all of them grow by copies.
-            ways, before = Ways("units", sizes) if sizes != ways.copied else COPIES, error
+            ways, before = replace(ways, copied=sizes) if sizes != ways.copied else COPIES, error
 
 
 def _not_whole(error: NoPlanError, sizes: Sizes) -> list[Fault]:
@@ -211,13 +229,18 @@ def _found(
     waking: bool,
 ) -> Found:
     made, models = _opened(base, wide, declared, ways, measured=True)
+    centred = centred_sizes(made)
     if not isinstance(base, nn.Module):
         with forked():
             models = (base(), models[1])
     with lifted_casts(models[0]):
         pair = prepare(*models)
         with without_dropout(*pair) as observed:
-            found = search(made, *pair, loss, seconds)
+            try:
+                found = search(made, *pair, loss, seconds)
+            except NoPlanError as error:
+                error.centred = error.centred or centred
+                raise
             # The wide model holds the plan that was found: it was tried last.
             modes = (
                 measured_modes(lambda: compared(*pair, found.plan, loss).deviation, loss, *pair)
@@ -237,10 +260,12 @@ def _found(
             if not declared.roles:
                 two = [entry for entry in made.open if len(entry.growing) == 2]
                 error.roles = {e.name: {e.growing[0]: "in", e.growing[1]: "out"} for e in two}
+            error.centred = centred
             if ways.by == "units" or error.roles:
                 raise
             # A plan of copies is exact asleep; who wakes it looks at the loss.
-    plan = replace(plan, needs=plan.needs | observed.needs | mode_needs(modes))
+    needs = observed.needs | mode_needs(modes) | ({Need(CENTRED)} if plan.carries_mean else set())
+    plan = replace(plan, needs=plan.needs | needs)
     proved = proved_by(plan, loss, found.unreached, *models)
     return replace(found, plan=proved, modes=modes, unlearned=unlearned)
 
@@ -288,7 +313,7 @@ def _opened(
     made, unused = declare(made, declared)
     if ways.by == "units" and (sizes := frozenset(unpaddable(made).values()) - ways.copied):
         # A norm that subtracts the mean of its space: such a space grows by copies.
-        return _opened(base, wide, declared, Ways("units", ways.copied | sizes), measured)
+        return _opened(base, wide, declared, replace(ways, copied=ways.copied | sizes), measured)
     copied = {name for name, entry in made.entries.items() if entry.kind == "buffer" and entry.layouts}
     faults = [fault for fault in faults if fault.where not in copied] + unused
     raise_faults("these two models cannot be planned", faults)

@@ -81,6 +81,11 @@ class Plan:
         """True when the plan is known to be exact for the code of its models, and not for their shapes alone."""
         return self.proof != "none"
 
+    @property
+    def carries_mean(self) -> bool:
+        """True where new channels are the mean of the others: outputs are exact, and training is not the base's."""
+        return any(tensor.mean for tensor in self.tensors.values())
+
     def planned(self, name: str) -> str:
         """The name under which a tensor is planned: the first name of a tied tensor, otherwise `name` itself."""
         return self.ties.get(name, name)

@@ -49,7 +49,7 @@ class Sleep:
     becomes: Becomes | None
     """What its zeros become besides noise."""
     cut: tuple[int, ...] = ()
-    """Dimensions whose zeros stay zero."""
+    """Dimensions whose new entries stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,9 @@ class TensorPlan:
     """Of a new tensor: whether it stays as it is when noise wakes the others, so that waking does not change the output."""
     cut: tuple[int, ...] = ()
     """Dimensions whose zeros stay zero when noise wakes the other zeros, so that waking does not change the output."""
+    mean: tuple[int, ...] = ()
+    """Dimensions whose new entries are the mean of the others in place of zeros: channels of a space that norms subtract the
+    mean of, where this tensor writes into it."""
     gain: bool = False
     """Whether it is the gain of a norm over a space with zeros: awake, the zeros of the gain become its fold."""
     typical: bool = False
@@ -116,7 +119,8 @@ class TensorPlan:
     def making(self, noise: TensorNoise | None = None) -> Making:
         """How the wide weight or buffer is made: copied, and scaled by s."""
         fill = self.fill if self.fill == "own" or not self.sources else None
-        return Making(self.axes, self.change.s, self.shift, None if fill == "own" else noise, fill, self.join)
+        drawn = None if fill == "own" else noise
+        return Making(self.axes, self.change.s, self.shift, drawn, fill, self.join, self.mean)
 
     def gradient_making(self) -> Making:
         """How the wide gradient is expected to follow from the base's: r · dup(G)."""
@@ -180,7 +184,7 @@ class TensorPlan:
         becomes: Becomes | None = (
             "fold" if self.gain else "typical" if self.typical else "mean" if words else None
         )
-        return Sleep(width, becomes, self.cut)
+        return Sleep(width, becomes, tuple(sorted({*self.cut, *self.mean})))
 
     def then(self, late: TensorPlan) -> TensorPlan:
         """The tensor that grows by this plan and then by `late`, exactly."""
@@ -209,6 +213,7 @@ class TensorPlan:
             trainable=self.trainable and late.trainable,
             fill=late.fill if late.fill == "own" else self.fill,
             cut=tuple(sorted({*self.cut, *late.cut})),
+            mean=tuple(sorted({*self.mean, *late.mean})),
             gain=self.gain or late.gain,
             typical=self.typical or late.typical,
             rows=self.rows or late.rows,
@@ -233,6 +238,7 @@ class TensorPlan:
             "like": (self.like, None),
             "quiet": (self.quiet, False),
             "cut": (list(self.cut), []),
+            "mean": (list(self.mean), []),
             "gain": (self.gain, False),
             "typical": (self.typical, False),
             "rows": (self.rows, None),
@@ -286,6 +292,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "like": text,
     "quiet": flag,
     "cut": lambda value: tuple(whole(dim) for dim in many(value)),
+    "mean": lambda value: tuple(whole(dim) for dim in many(value)),
     "gain": flag,
     "typical": flag,
     "rows": _one_of(*get_args(Rows)),

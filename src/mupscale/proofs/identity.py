@@ -2,6 +2,11 @@
 
 Equal outputs are not enough: a wrong layout can give equal logits and unequal training. This test detects
 it. Works on live modules of any size; tolerances are those of float64.
+
+Where new channels carry the mean of the others, the loss is exact and training is not: norms subtract the mean over all
+channels in their backward too. There the gradient is pulled back through the map before it is compared: what new channels
+get goes to those whose mean they are, and what zeros get is left out. It is the base's if the loss is, to first order,
+the base's at every weight that the map can reach.
 """
 
 from __future__ import annotations
@@ -243,7 +248,7 @@ def compare_gradients(
     plan: Plan,
     gather: Gather = alone,
 ) -> Identity:
-    """Compare every wide gradient with r · dup(G); of sharded ones every rank compares its part."""
+    """Compare every wide gradient with r · dup(G), pulled back where the plan has means; of sharded ones every rank compares its part."""
     mine: dict[str, Difference] = {}
     untested: list[str] = []
     known = {plan.planned(name): gradient for name, gradient in wide.items()}
@@ -254,7 +259,7 @@ def compare_gradients(
         if found is None and all(g is None for g in sources):
             untested.append(name)
         else:
-            mine[name] = _gradient_difference(found, sources, entry)
+            mine[name] = _gradient_difference(found, sources, entry, plan.carries_mean)
     measured = merged(gather(mine))
     largest = max((d.size / float(plan[n].change.r) for n, d in measured.items()), default=0.0) or 1.0
     errors: dict[str, float] = {}
@@ -292,7 +297,9 @@ def compare_buffers(base: Mapping[str, Tensor], wide: Mapping[str, Tensor], plan
     return errors
 
 
-def _gradient_difference(found: Tensor | None, sources: list[Tensor | None], entry: TensorPlan) -> Difference:
+def _gradient_difference(
+    found: Tensor | None, sources: list[Tensor | None], entry: TensorPlan, pulled: bool
+) -> Difference:
     """An absent gradient counts as zero; if only some of several sources have one, nothing can be compared."""
     known = {name: g for name, g in zip(entry.sources, sources, strict=True) if g is not None}
     if 0 < len(known) < len(sources):
@@ -303,7 +310,28 @@ def _gradient_difference(found: Tensor | None, sources: list[Tensor | None], ent
     if not known:
         got = local_of(found)
         return difference(got, torch.zeros_like(got))
-    return difference(local_of(found), expected_gradient(entry, known, found))
+    got = _pulled_back(found, entry) if pulled else local_of(found)
+    return difference(got, expected_gradient(entry, known, found))
+
+
+def _pulled_back(grad: Tensor, entry: TensorPlan) -> Tensor:
+    """A wide gradient as the base sees it: what new channels get goes to those whose mean they are, and zeros get nothing.
+
+    >>> from dataclasses import replace
+    >>> from mupscale.rules import Axis
+    >>> one, entry = torch.ones(6), TensorPlan(("w",), (Axis.parse("out: 4+2"),))
+    >>> _pulled_back(one, entry), _pulled_back(one, replace(entry, mean=(0,)))
+    (tensor([1., 1., 1., 1., 0., 0.]), tensor([1.5000, 1.5000, 1.5000, 1.5000, 0.0000, 0.0000]))
+    """
+    pulled = grad.clone()
+    for dim, axis in enumerate(entry.axes):
+        if not axis.padded or not entry.sources:
+            continue
+        new = torch.tensor(axis.new, device=grad.device)
+        if dim in entry.mean:
+            pulled += pulled.index_select(dim, new).sum(dim, keepdim=True) / (axis.wide - len(new))
+        pulled.index_fill_(dim, new, 0)
+    return pulled
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,9 @@ class Ways:
     by: By = "copies"
     copied: frozenset[tuple[int, int]] = frozenset()
     """Base and wide sizes of spaces that cannot have zeros."""
+    centred: bool = False
+    """Whether new channels of a space that norms subtract the mean of may carry the mean of the others. Outputs are exact
+    then, and training is not the base's, asleep or awake."""
 
     def __post_init__(self) -> None:
         if self.by not in get_args(By):

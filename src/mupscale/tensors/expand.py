@@ -113,13 +113,38 @@ def _expand_exact(
         target, source = out, base
         for dim, piece in enumerate(pieces):
             target = target.narrow(dim, piece.start - out_at[dim], piece.length)
-        if any(piece.factors is None for piece in pieces):
+        zeros = {dim for dim, piece in enumerate(pieces) if piece.factors is None}
+        if zeros and zeros <= set(making.mean):
+            _write_mean_(target, base, making, base_at, pieces)
+            continue
+        if zeros:
             target.zero_()
             continue
         for dim, piece in enumerate(pieces):
             source = source.narrow(dim, piece.base_start - base_at[dim], piece.base_length)
         _expand_product(target, source, pieces, making.scale, making.shift)
     return out
+
+
+def _write_mean_(
+    out: Tensor, base: Tensor, making: Making, base_at: list[int], pieces: Sequence[Piece]
+) -> None:
+    """s times the mean of the base along the dimensions of new channels, which `base` holds whole; others are made as always."""
+    source, axes = base.to(compute_dtype(base.dtype)), list(making.axes)
+    start, at = [piece.start for piece in pieces], list(base_at)
+    for dim, piece in enumerate(pieces):
+        if piece.factors is None:
+            if base.shape[dim] != making.axes[dim].base:
+                raise MupscaleError(
+                    f"dimension {dim}: new channels are the mean of all others, of which this slice holds {base.shape[dim]} of "
+                    f"{making.axes[dim].base}; pass the whole tensor",
+                    code="plan.mean_in_parts",
+                )
+            source, start[dim], at[dim] = source.mean(dim, keepdim=True), 0, 0
+            axes[dim] = Axis.parse(f"1x{piece.length}")
+    made = torch.empty(out.shape, dtype=source.dtype, device=out.device)
+    plain = replace(making, axes=tuple(axes), mean=(), noise=None)
+    out.copy_(_expand_exact(made, source, plain, start, at))
 
 
 def _expand_noisy(
@@ -131,7 +156,7 @@ def _expand_noisy(
     noise: TensorNoise,
 ) -> Tensor:
     """The slice in small blocks, in the compute type, with noise added to each block."""
-    if launch.is_for(out, base, noise):
+    if not making.mean and launch.is_for(out, base, noise):
         if base is not None:
             _cuts(out, base, making.axes, out_at, base_at)  # an error when the slices do not fit
         return launch.expand_noisy_(out, base, making, out_at, base_at, noise)

@@ -67,6 +67,8 @@ class Making:
     """What a tensor without a source holds; "own" is what the wide model computes by itself, source or not."""
     join: Join | None = None
     """How several sources become one base tensor; None for a single source."""
+    mean: tuple[int, ...] = ()
+    """Dimensions whose new entries are s times the mean of the base's along them, in place of zeros."""
 
     @property
     def base_shape(self) -> tuple[int, ...]:

@@ -194,7 +194,7 @@ def _structure(plan: TensorPlan) -> tuple[Any, ...]:
         for axis in plan.axes
     )
     how = (plan.fold, plan.shift, plan.kind, plan.fill, plan.trainable, plan.cat)
-    return axes, *how, plan.cut, plan.gain, plan.typical
+    return axes, *how, plan.cut, plan.mean, plan.gain, plan.typical
 
 
 class _Twins:

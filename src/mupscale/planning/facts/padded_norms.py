@@ -10,6 +10,20 @@ returned in the base. Its gain, or those who read it, undo that. From 4 units to
 >>> torch.allclose(wide(padded)[:4] / a, base(x), rtol=1e-12)
 True
 
+LayerNorm subtracts the mean, which zeros would move too. There everything that writes into the space also writes the mean of
+its channels into the new ones: then the mean is that of the base, the new channels are zero once it is subtracted, and the
+norm returns its bias there, which is zero. From 4 units to 6 again:
+
+>>> base, wide = nn.LayerNorm(4, eps=0.1).double(), nn.LayerNorm(6, eps=0.1).double()
+>>> padded = a * torch.cat([x, x.mean().expand(2)])
+>>> torch.allclose(wide(padded)[:4] / a, base(x), rtol=1e-12), torch.allclose(wide(padded)[4:], x.new_zeros(2))
+(True, True)
+>>> torch.allclose(wide(torch.cat([a * x, x.new_zeros(2)]))[:4] / a, base(x), rtol=1e-2)  # zeros alone
+False
+
+Outputs are exact, and training is not the base's: in its backward the wide norm subtracts a mean over 6 channels too. Where a
+norm writes into the space itself, as behind a residual sum, or an activation does, nothing can write the mean.
+
 A recorded evaluation of the loss shows what is written and read. From the input of a norm, calls are followed backwards
 to the first weights: those write. From the input of any other weight they are followed in the same way: a weight that
 ends at a gain reads a norm, one that ends at a writer reads the space itself.
@@ -17,7 +31,7 @@ ends at a gain reads a norm, one that ends at a writer reads the space itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,8 +45,12 @@ from ..draft import Draft, DraftEntry
 
 Place = tuple[str, int]
 """A dimension of a tensor, by the tensor's name."""
+Sizes = frozenset[tuple[int, int]]
+"""Sizes of growing axes, in the base and in the wide model."""
 _ROUNDED = 1e-2  # the number may have been rounded to bfloat16
 _PRODUCTS = ("mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply")
+_TEST = 1.7
+"""A factor that no code multiplies by."""
 _SHIFT = 3.0  # added to every channel: a norm that subtracts the mean returns the same
 
 
@@ -50,6 +68,10 @@ class Streams:
     """Tables whose rows the model multiplies by the root of their width."""
     multipliers: frozenset[str] = frozenset()
     """Parameters that multiply what is made of the batch, entry by entry: gains of one's own."""
+    centred: Sizes = frozenset()
+    """Sizes of the spaces whose norms subtract the mean: their writers write it into new channels."""
+    closed: Sizes = frozenset()
+    """Of these, the sizes of spaces into which a norm, an activation or a product writes, so that nothing can write the mean."""
 
     @property
     def places(self) -> frozenset[Place]:
@@ -71,16 +93,19 @@ def padded_norms(draft: Draft) -> dict[str, str]:
 def streams(draft: Draft, trace: Trace) -> Streams:
     """Who writes and reads the spaces that padded norms average over."""
     norms = padded_norms(draft)
-    walk = _Walk(draft, trace, norms)
+    centred = centred_sizes(draft)
+    walk = _Walk(draft, trace, norms, centred)
     multipliers = frozenset(_multipliers(trace, walk)) if draft.ways.pads else frozenset()
     if not norms:
         return Streams(frozenset(), frozenset(), frozenset(), {}, frozenset(), multipliers)
     writers: set[Place] = set()
+    closed: set[tuple[int, int]] = set()
     for index, call in enumerate(trace.calls):
         if call.path in norms:
             size = _sizes(draft, (norms[call.path], 0))
             for parent in walk.inputs(index):
                 writers |= {p for p in walk.origins(parent) if _sizes(draft, p) == size}
+                closed |= {size} if size in centred and walk.is_bent(parent, multipliers) else set()
     multipliers -= walk.open  # they write into such a space
     gains = frozenset((name, 0) for name in norms.values())
     raw: set[Place] = set()
@@ -118,7 +143,10 @@ def streams(draft: Draft, trace: Trace) -> Streams:
         raw |= reads if met & writers else set()
     listed = {gain: frozenset(each) for gain, each in readers.items() if each and gain not in shared}
     rooted = frozenset(_rooted(trace, walk))
-    return Streams(frozenset(writers), gains, frozenset(raw), listed, rooted, multipliers)
+    closed |= {size for place in gains & writers if (size := _sizes(draft, place)) in centred}
+    return Streams(
+        frozenset(writers), gains, frozenset(raw), listed, rooted, multipliers, centred, frozenset(closed)
+    )
 
 
 def streams_by_size(draft: Draft) -> Streams:
@@ -162,22 +190,47 @@ def _rooted(trace: Trace, walk: _Walk) -> Iterator[str]:
 def with_streams(draft: Draft, found: Streams) -> Draft:
     """The draft whose entries know which of their dimensions lie in such a space, and which of them are gains, there or elsewhere."""
     gains, inside = {name for name, _ in found.gains}, {name for name, _ in found.places}
+    norms = {name.rpartition(".")[0] for name in gains}
+
+    def centred(name: str, dims: Iterable[int]) -> frozenset[int]:
+        return frozenset(dim for dim in dims if _sizes(draft, (name, dim)) in found.centred)
+
     changes = {
         name: replace(
             entry,
             stream=frozenset(dim for other, dim in found.places if other == name),
             gain=name in gains,
             typical=name not in inside and (name in found.multipliers or _scales_channels(entry)),
+            mean=centred(name, (dim for other, dim in found.writers if other == name)),
+            still=centred(
+                name,
+                [0]
+                if name not in gains and name.rpartition(".")[0] in norms
+                else (dim for other, dim in found.raw_readers if other == name),
+            ),
         )
         for name, entry in draft.entries.items()
     }
     return draft.with_entries(changes)
 
 
+def centred_sizes(draft: Draft) -> Sizes:
+    """Sizes of the spaces that every norm over them subtracts the mean of, if their new channels may carry it."""
+    if not draft.ways.centred or draft.ways.by != "units":
+        return frozenset()
+    subtracting: dict[tuple[int, int], list[bool]] = {}
+    for gain in padded_norms(draft).values():
+        norm = draft.entries[gain].module[0]
+        # A GroupNorm subtracts one mean of all positions, and the channels of one position have another.
+        centres = subtracts_mean(norm) and not isinstance(norm, nn.GroupNorm)
+        subtracting.setdefault(_sizes(draft, (gain, 0)), []).append(centres)
+    return frozenset(size for size, norms in subtracting.items() if all(norms))
+
+
 def unpaddable(draft: Draft) -> dict[Fault, tuple[int, int]]:
     """Norms over a space with zeros that subtract its mean, which zeros would change, or that have no gain, with its sizes."""
     faults: dict[str, tuple[Fault, tuple[int, int]]] = {}
-    wide = dict(draft.models[1].named_modules())
+    wide, centred = dict(draft.models[1].named_modules()), centred_sizes(draft)
     for entry in draft.entries.values():
         path, module = entry.name.rpartition(".")[0], entry.module[0]
         if (
@@ -186,6 +239,8 @@ def unpaddable(draft: Draft) -> dict[Fault, tuple[int, int]]:
             and subtracts_mean(module)
         ):
             sizes = entry.base_shape[entry.growing[-1]], entry.wide_shape[entry.growing[-1]]
+            if sizes in centred and len(entry.base_shape) == 1:
+                continue
             faults.setdefault(path, (centred_fault(path, type(module).__name__, *sizes), sizes))
     for path, module in draft.models[0].named_modules() if draft.ways.pads else ():
         n, goal = _without_gain(module), _without_gain(wide.get(path))
@@ -250,8 +305,8 @@ def subtracts_mean(norm: nn.Module) -> bool:
 class _Walk:
     """Follow a recorded evaluation backwards, from a call to the weights that made what it reads."""
 
-    def __init__(self, draft: Draft, trace: Trace, norms: dict[str, str]) -> None:
-        self.draft, self.trace, self.norms = draft, trace, norms
+    def __init__(self, draft: Draft, trace: Trace, norms: dict[str, str], centred: Sizes) -> None:
+        self.draft, self.trace, self.norms, self.centred = draft, trace, norms, centred
         self.open: set[str] = set()
         """Weights that `origins` has met and whose roles are not decided yet."""
 
@@ -286,34 +341,73 @@ class _Walk:
 
     def origins(self, index: int) -> frozenset[Place]:
         """The dimensions of weights that wrote the output of a call: the first that are met backwards."""
-        pending, seen = [index], set()
         found: set[Place] = set()
+        for call, weights in self._behind(index):
+            if call.path in self.norms and not _returns_its_input(call):
+                found.add((self.norms[call.path], 0))
+            for name in weights:
+                entry = self.draft.entries[name]
+                roles = entry.roles or {}
+                self.open |= set() if roles else {name}
+                found |= {(name, dim) for dim, role in roles.items() if role == "out"}
+                if (
+                    not roles
+                    and len(entry.growing) == 1
+                    and _sizes(self.draft, (name, entry.growing[0])) in self.centred
+                ):
+                    found.add((name, entry.growing[0]))  # a table or a token of one's own
+        return frozenset(found)
+
+    def is_bent(self, index: int, multipliers: frozenset[str]) -> bool:
+        """Whether something that is not linear lies between the output of a call and the weights that wrote it."""
+        return any(
+            set(weights) & multipliers or (not weights and not _is_linear(call))
+            for call, weights in self._behind(index)
+            if call.path not in self.norms or _returns_its_input(call)
+        )
+
+    def _behind(self, index: int) -> Iterator[tuple[Call, list[str]]]:
+        """The calls that made the output of one, back to norms and to calls that read weights, with the names of these."""
+        pending, seen = [index], set()
         while pending:
             at = pending.pop()
             if at in seen:
                 continue
             seen.add(at)
             call = self.trace.calls[at]
-            if call.path in self.norms and not _returns_its_input(call):
-                found.add((self.norms[call.path], 0))
-                continue
-            weights = self.weights(call)
-            for name in weights:
-                roles = self.draft.entries[name].roles or {}
-                self.open |= set() if roles else {name}
-                found |= {(name, dim) for dim, role in roles.items() if role == "out"}
-            if not weights:
+            ends = call.path in self.norms and not _returns_its_input(call)
+            weights = [] if ends else self.weights(call)
+            yield call, weights
+            # What is added to a table of positions, which no batch makes, is written too.
+            if not ends and (not weights or _adds(call)):
                 pending += [
                     parent
                     for i, parent in enumerate(call.parents)
                     if parent is not None and not self.trace.weight(call, i)
                 ]
-        return frozenset(found)
 
 
 def _returns_its_input(call: Call) -> bool:
     """True for a cast to the dtype that a tensor has: a norm's first call may return what the residual branch reads."""
     return not call.name.endswith("_") and any(out is given for out in call.outputs for given in call.inputs)
+
+
+def _is_linear(call: Call) -> bool:
+    """True for a call whose output is multiplied by a number, a negative one too, when one of its inputs is, or all are."""
+    return _adds(call) or any(_follows(call, [i]) for i in range(len(call.inputs)))
+
+
+def _adds(call: Call) -> bool:
+    """True for a call whose output is multiplied by a number when all of its inputs are: a sum, a view, a concatenation."""
+    return _follows(call, list(range(len(call.inputs))))
+
+
+def _follows(call: Call, group: list[int]) -> bool:
+    numbers, value = [i for i in group if call.inputs[i].is_floating_point()], call.value
+    if value is None or not numbers:
+        return value is None
+    got = attempted(lambda: call.again({i: call.inputs[i].detach() * -_TEST for i in numbers}))
+    return got is not None and got.shape == value.shape and torch.allclose(got, -_TEST * value, rtol=1e-6)
 
 
 def _averages(base: nn.Module, wide: nn.Module) -> bool:

@@ -23,6 +23,8 @@ class NoPlanError(NotExact):
 
     sizes: Sizes = frozenset()
     """The sizes that grow where the nearest hypothesis went wrong; empty where that is not known."""
+    centred: Sizes = frozenset()
+    """The sizes of spaces whose new channels were to carry a mean."""
     roles: Mapping[str, Mapping[int, str]] = MappingProxyType({})
     """Matrices that no module explains, read the other way round: both ways are exact, and one may be the better to wake."""
 
@@ -54,6 +56,16 @@ def not_found(made: Draft, tried: int, ended: bool, nearest: TrialOutcome) -> No
     error = NoPlanError("no exact plan was found for these two models", faults)
     if nearest.deviation is not None:
         error.sizes = sizes_at_fault(nearest.deviation)
+    return error
+
+
+def mean_not_written(sizes: Sizes) -> NoPlanError:
+    """The error for spaces that norms subtract the mean of, and that not only linear layers and tables write into."""
+    error = NoPlanError(
+        "a norm or an activation writes into a space that norms subtract the mean of, so new channels cannot carry the mean",
+        code="search.mean_not_written",
+    )
+    error.centred = error.sizes = sizes
     return error
 
 

@@ -36,7 +36,7 @@ from ..draft import Draft
 from ..facts.padded_norms import streams, unpaddable, with_streams
 from ..knobs import Knob, Setting
 from .choices import Choice, Choices
-from .not_found import Sizes, not_found
+from .not_found import Sizes, mean_not_written, not_found
 from .propose import Proposals
 from .trials import TrialOutcome, Trials
 
@@ -120,6 +120,8 @@ class _Search:
         raise_faults("these two models cannot be planned", list(unpaddable(made)))
         self.trials = Trials(made, base, wide, loss)
         found = streams(made, self.trials.trace)
+        if found.closed:
+            raise mean_not_written(found.closed)
         self.made = made = with_streams(made, found)
         self.choices = Choices(made, base, self.trials.trace.returned, found)
         self.proposals = Proposals(made, self.trials.trace)

@@ -25,6 +25,7 @@ from ...proofs.identity import (
 )
 from ...tensors.differences import loss_gap
 from ..draft import Draft
+from ..facts.padded_norms import centred_sizes
 from .first_wrong_call import Alignment, Deviation
 from .up_to_copies import Comparison
 
@@ -53,7 +54,7 @@ class Trials:
 
     def __init__(self, made: Draft, base: nn.Module, wide: nn.Module, loss: Loss) -> None:
         self.base, self.wide, self.loss = base, wide, loss
-        self.compare = Comparison(_ratios(made))
+        self.compare = Comparison(_ratios(made), bool(centred_sizes(made)))
         self.found, self.trace, self.last = self._evaluated(base)
         if not isfinite(self.found.value):
             raise MupscaleError(

@@ -11,6 +11,9 @@ with equal numbers of copies, times a power of k. With k = 2 the factors that co
 True
 >>> [str(compare.factor(x, torch.nn.functional.pad(x, (0, n)) * 2)) for n in (1, 3)]  # a channel of zeros counts as none
 ['2', '2']
+>>> carrying = torch.cat([x, x.mean(1, keepdim=True).expand(5, 3)], 1)  # and so do channels that carry the mean of the others
+>>> compare.factor(x, carrying) is None, str(Comparison({Fraction(2)}, centred=True).factor(x, carrying))
+(True, '1')
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from itertools import product
 from math import log
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +33,8 @@ from ...rules.scale import ONE, Scale
 # freshly initialised model by 1e-8 only. float64 rounds at 1e-16,
 # and the rest is room for what sums and norms make of that.
 _TOLERANCE = 1e-10
+Left = Literal["none", "zeros", "means"]
+"""Which channels of a wide output count as none."""
 _QUARTERS = 12
 """The largest exponent of k is 12/4: a product of three sums over the width."""
 
@@ -36,7 +42,8 @@ _QUARTERS = 12
 class Comparison:
     """The factors that can stand between two outputs, for the growth ratios of one plan."""
 
-    def __init__(self, ratios: Iterable[Fraction]) -> None:
+    def __init__(self, ratios: Iterable[Fraction], centred: bool = False) -> None:
+        self.left_out: tuple[Left, ...] = ("none", "zeros", "means") if centred else ("none", "zeros")
         # More than three ratios give more products than a measured number can tell apart.
         self.bases = [Scale.of(k) for k in sorted(set(ratios))[:3]]
         near = [0, *(sign * j for j in range(1, _QUARTERS + 1) for sign in (1, -1))]
@@ -64,8 +71,8 @@ class Comparison:
         Shapes that cannot be compared give 1: nothing speaks against them.
         """
         compared = False
-        for zeros in (True, False):  # a whole multiple may consist of copies, or of one of each and zeros
-            pair = _profiles(base, wide, zeros)
+        for left in self.left_out:  # a whole multiple may consist of copies, or of one of each and zeros
+            pair = _profiles(base, wide, left)
             if pair is not None and (not compared or pair[0].numel() == pair[1].numel() > 0):
                 compared = True
                 if (scale := self._factor(*pair)) is not None:
@@ -94,10 +101,11 @@ def is_batched(tensor: Tensor) -> bool:
     return False
 
 
-def _profiles(base: Tensor, wide: Tensor, zeros: bool) -> tuple[Tensor, Tensor] | None:
+def _profiles(base: Tensor, wide: Tensor, left: Left) -> tuple[Tensor, Tensor] | None:
     """One number per channel of both outputs, sorted, the base's once per copy; None if sizes do not fit.
 
-    Channels that are zero everywhere are left out of the wide output if it is no whole multiple, or without `zeros`.
+    Channels that are zero everywhere are left out of the wide output if it is no whole multiple, or if they are to be
+    `left` out; "means" leaves out those that equal the mean over all channels, as many as the base does not have.
     """
     if base.dim() != wide.dim() or base.is_complex():
         return None
@@ -112,7 +120,13 @@ def _profiles(base: Tensor, wide: Tensor, zeros: bool) -> tuple[Tensor, Tensor] 
     if not n:
         return None
     x, y = x.reshape(-1, n).double(), y.reshape(-1, m).double()
-    if m % n or not zeros:
+    if left == "means":
+        apart = (y - y.mean(1, keepdim=True)).abs().amax(0)
+        likest = apart.argsort()[: m - n]
+        if n < m and float(apart[likest].max()) <= _TOLERANCE * float(y.abs().max()):
+            y = y[:, [i for i in range(m) if i not in set(likest.tolist())]]
+            m = n
+    elif m % n or left == "zeros":
         y = y[:, (y != 0).any(0)]
         m = y.shape[-1]
     if m % n:

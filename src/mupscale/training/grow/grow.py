@@ -20,6 +20,7 @@ from ...models.names import named_tensors, unwrap
 from ...planning.infer import measured_with
 from ...plans.direction import Direction
 from ...plans.plan import Plan
+from ...plans.tensor_plan import TensorPlan
 from ...proofs.identity import Loss
 from ...rules.optimizer_rule import OptimizerRule
 from ...rules.products import By, Ways
@@ -111,9 +112,9 @@ def _warn_of_units_in_use(wide: nn.Module, plan: Plan) -> None:
         entry, values = plan.tensors.get(name), tensor.detach()
         if entry is None or values.is_meta or len(values.shape) < 2 or type(values) is not Tensor:
             continue
-        for dim in entry.cut:
+        for dim in (*entry.cut, *entry.mean):
             new = torch.tensor(entry.axes[dim].new, device=values.device)
-            if bool(values.index_select(dim, new).any()):
+            if not _is_unused(values, dim, new, entry):
                 used.append(name)
                 break
     if used:
@@ -121,3 +122,14 @@ def _warn_of_units_in_use(wide: nn.Module, plan: Plan) -> None:
         warnings.warn(
             f"new units are in use ({used[0]}{many}), and the narrow run does not have them", stacklevel=3
         )
+
+
+def _is_unused(values: Tensor, dim: int, new: Tensor, entry: TensorPlan) -> bool:
+    """Whether new entries are what growing made of them: zeros, or the mean of the others."""
+    found = values.index_select(dim, new)
+    if dim not in entry.mean:
+        return not bool(found.any())
+    others = [i for i in range(values.shape[dim]) if i not in set(new.tolist())]
+    mean = values.index_select(dim, torch.tensor(others, device=values.device)).mean(dim, keepdim=True)
+    allowed = torch.finfo(values.dtype).eps * len(others)
+    return bool((found - mean).abs().max() <= allowed * values.abs().max())

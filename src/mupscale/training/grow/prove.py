@@ -27,7 +27,7 @@ from ...models.float64 import lifted_casts, prepare
 from ...models.names import named_tensors, unwrap
 from ...planning.declare import Declared
 from ...planning.facts.decided import why_undecided
-from ...planning.infer import find_plan, infer_plan, proved_by
+from ...planning.infer import find_plan, infer_plan, plan_of_shapes, proved_by
 from ...plans.attributes import (
     AttributeDifference,
     both_values,
@@ -107,7 +107,7 @@ def _refuse_hooks(base: nn.Module, built: nn.Module, plan: Plan | None, ways: Wa
         likely = plan
         if plan is None:
             with suppress(MupscaleError):  # what shapes leave open is searched for later
-                likely = infer_plan(base, built, by=ways.by)
+                likely = plan_of_shapes(base, built, ways)
         refuse_hooks(base, built, likely, sure=plan is not None)
 
 
@@ -130,7 +130,7 @@ def _measured_plan(
     chosen = plan
     if plan is None and not small:
         try:
-            chosen = infer_plan(base, built, by=ways.by)
+            chosen = plan_of_shapes(base, built, ways)
         except Undecided as error:
             _LOG.info("shapes do not decide the plan (%s); searching on copies in float64", error.claim)
     if chosen is not None:

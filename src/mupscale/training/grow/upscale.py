@@ -94,7 +94,7 @@ def upscale(
     copies = by == "copies" or recipe is not None or not isinstance(noise, NewUnits | None)
     waking: Noise | AutoNoise = (AutoNoise() if copies else NewUnits()) if noise is None else noise
     faults = _unusable(start, waking if recipe is None else noise, lr, peak_lr, recipe, seed, loss)
-    ways = Ways(by or ("copies" if copies else "units"))
+    ways = Ways(by or ("copies" if copies else "units"), centred=True)
     faults += wrong_step_cost(start.schedulers, step_cost)
     raise_faults("upscale cannot use what it was given", faults)
     if recipe is not None:
