@@ -118,7 +118,7 @@ def test_signal_noise_reproduces_the_formula_of_the_paper():
     ratios = {"0.weight": (k, 1), "2.weight": (k, k), "4.weight": (1, k)}
     for name, (k_out, k_in) in ratios.items():
         weight = dict(base.named_parameters())[name]
-        std = wide.provenance["noise"]["sigmas"][name] * float(reference_size(name, wide.plan, None))
+        std = wide.provenance["noise"]["sigmas"][name] * float(reference_size(wide.plan[name], None))
         unit = deltas[name] / std  # Δ, of standard normal entries
         paper = T * math.sqrt(k_out / k_in) * top(weight) / top(unit)
         assert abs(std / paper - 1) <= 0.02, name
@@ -148,8 +148,8 @@ def test_sigmas_transfer_from_a_small_pair_by_the_sizes_of_the_reference():
 def test_folds_before_and_after_the_base_both_scale_the_noise():
     reference = mu.plans.plan_between(block, 8, 16).fold("2.weight", "1/3")
     plan = mu.plans.plan_between(block, 16, 32).fold("2.weight", "1/5")
-    assert str(reference_size("2.weight", plan, reference)) == "1/30", "1/3 · 1/5 · (32/8)^-1/2"
-    assert str(reference_size("2.weight", plan, None)) != "1/30", "control: counted from the base"
+    assert str(reference_size(plan["2.weight"], reference)) == "1/30", "1/3 · 1/5 · (32/8)^-1/2"
+    assert str(reference_size(plan["2.weight"], None)) != "1/30", "control: counted from the base"
 
 
 def test_a_width_that_happens_to_equal_its_reference_keeps_its_role():
@@ -159,9 +159,9 @@ def test_a_width_that_happens_to_equal_its_reference_keeps_its_role():
         mu.plans.plan_between(make, (8, 8), (8, 4)),
         mu.plans.plan_between(make, (8, 4), (16, 8)),
     )
-    assert float(reference_size("1.weight", plan, reference)) == 2**-0.5
+    assert float(reference_size(plan["1.weight"], reference)) == 2**-0.5
     near = mu.plans.plan_between(make, (8, 8), (8, 5)), mu.plans.plan_between(make, (8, 5), (16, 10))
-    assert float(reference_size("1.weight", near[1], near[0])) == 2**-0.5, "control: a neighbouring width"
+    assert float(reference_size(near[1]["1.weight"], near[0])) == 2**-0.5, "control: a neighbouring width"
 
 
 def test_vectors_get_noise_only_when_asked():

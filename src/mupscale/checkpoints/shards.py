@@ -22,6 +22,7 @@ from ..files.places import OutFile, Place, item_size
 from ..files.strict import printable, raise_few
 from ..jobs.bytes.blocks import Reader
 from ..jobs.job import Job, Move, window
+from ..noise.measures import measured
 from ..noise.resolved import NoisePlan
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
@@ -68,9 +69,14 @@ def weight_moves(
             code="argument.not_a_float_dtype",
         )
     usual = Counter(place.dtype for place in directory.tensors.values() if place.dtype in FLOATS)
-    planned = []
-    for found in stored_tensors(plan, directory, Spelling(), written or {}) if tensors is None else tensors:
+    if tensors is None:
+        tensors = stored_tensors(plan, directory, Spelling(), written or {})
+    stored, planned = list(tensors), []
+    places = {found.tensor: found.places for found in stored}
+    for found in stored:
         entry = plan.tensors[found.tensor]
+        if noise is not None and (entry := noise.woken(found.tensor, entry)).sources and not found.places:
+            found = replace(found, places=places[measured(found.tensor, plan)])
         kept = found.places[0].dtype if found.places else usual.most_common(1)[0][0] if usual else "F32"
         cast = dtype if dtype is not None and entry.kind == "parameter" and kept in FLOATS else kept
         making = entry.making(noise.tensor(found.tensor) if noise is not None else None)

@@ -1,7 +1,9 @@
 """How much noise each tensor gets: a kind of noise, resolved to one reference constant σ̄ per tensor.
 
 Copies get noise that is added, or each entry that reads them goes whole to one of them. Zeros get noise of the size of
-trained weights, alone or added to copies of trained units.
+trained weights, alone or added to copies of trained units. A new block becomes a copy of the block that it is like, but
+for what writes into the stream. Copied units get noise, which parts them from those that they are copies of; copied blocks
+need none, because blocks differ by the depth at which they stand, and get it only where their units are copies.
 
 The absolute size is σ̄ · fold · q with q from `rules/sizes.py`; nothing here knows a power of the width.
 Noise is added after the division by k, to weights and to every copy of them (averages, master weights), and
@@ -73,14 +75,21 @@ def resolve_noise(
     if isinstance(noise, NewUnits):
         # What a frozen layer reads for new units is drawn too: with zeros, what reads the layer would get no gradient.
         exempt = replace(exempt, frozen=frozenset(n for n in exempt.frozen if not plan[n].padded))
-    measure = base if callable(base) else lambda name, what: statistic(plan[name].source(base), what)
+    given = base if callable(base) else lambda name, what: statistic(plan[name].source(base), what)
+    asleep, plan = plan, _with_copied_blocks(plan, noise, given)
+    repeating = [name for name, entry in asleep.tensors.items() if entry.new and not plan[name].new]
+
+    def measure(name: str, what: Statistic) -> Tensor:
+        # A tensor that repeats another has the numbers of that one, which the base holds.
+        return given(measured(name, asleep) if asleep[name].repeats else name, what)
+
     noisy = noisy_weights(plan, exempt, vectors=noise.vectors)
     everything = noisy_weights(plan, replace(exempt, frozen=frozenset()), vectors=noise.vectors)
     without = [name for name in everything if name not in noisy]
     found: dict[str, ResolvedNoise] = {}
     for name, entry in noisy.items():
         of_kind = _new if entry.new else _padded if entry.padded else _copied
-        one = of_kind(name, noise, plan, measure, float(reference_size(name, plan, since)))
+        one = of_kind(name, noise, plan, measure, float(reference_size(entry, since)))
         if one != ResolvedNoise():
             found[name] = one
         if one.sigma is None and one.split is None and (entry.new or has_copies(entry)):
@@ -95,8 +104,9 @@ def resolve_noise(
             if name not in found and entry.padded and entry.sleep.wakes:
                 found[name] = ResolvedNoise(woken=0.0, copied=True)  # biases, which get no noise
     _refuse_asleep(found, plan)
+    found |= {name: replace(found.get(name, ResolvedNoise()), repeats=True) for name in repeating}
     tensors = {
-        name: sized(replace(one, without_row=exempt.padding.get(name)), name, plan, since)
+        name: sized(replace(one, without_row=exempt.padding.get(name)), name, asleep, since)
         for name, one in found.items()
     }
     return NoisePlan(tensors, _seed(seed, since), tuple(without))
@@ -196,6 +206,22 @@ def _given_to_new(name: str, noise: Noise) -> Sigma | None:
         return None if t_of(relative, name) else 0.0
     sigma = given_sigma(noise)
     return sigma.get(name) if isinstance(sigma, Mapping) else None
+
+
+def _with_copied_blocks(plan: Plan, noise: Noise, measure: Measure) -> Plan:
+    """The plan in which new tensors that wake as copies are made from those that they are like.
+
+    Left out are those with a σ̄ of their own, those that patterns of t leave asleep, and copies of zeros, which wake nothing.
+    """
+    if _is_silent(noise) or (isinstance(noise, NewUnits) and noise.readers == "random"):
+        return plan
+    awake = {
+        name: entry.woken_as_copy()
+        for name, entry in plan.tensors.items()
+        if entry.repeats and _given_to_new(name, noise) is None
+        if len(entry.axes) < 2 or bool(measure(measured(name, plan), "rms"))
+    }
+    return plan.with_tensors(awake)
 
 
 def _is_silent(noise: Noise) -> bool:

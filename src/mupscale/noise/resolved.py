@@ -14,6 +14,7 @@ from ..errors import MupscaleError
 from ..files.strict import refuse_malformed
 from ..frozen import freeze_mappings
 from ..plans.plan import Plan
+from ..plans.tensor_plan import TensorPlan
 from ..rules.scale import ONE, Scale
 from ..rules.sizes import noise_size, size_of_ratios
 from ..tensors.noise import TensorNoise, Waking
@@ -40,6 +41,8 @@ class ResolvedNoise:
     """Whether zeros become copies of trained units besides their noise."""
     mean: tuple[float, ...] | None = None
     """The mean row of a table of the base, which its new words become. Of a gain, one number: its root mean square."""
+    repeats: bool = False
+    """Whether a new tensor becomes a copy of the one that it is like, before it gets noise."""
     std: Sigma = 0.0
     """The absolute size that follows from σ̄."""
     zeros: Waking | None = None
@@ -65,6 +68,15 @@ class NoisePlan:
             return None
         return TensorNoise(
             Stream(self.seed, name), one.std, one.paired, one.without_row, one.zeros, one.split
+        )
+
+    def woken(self, name: str, entry: TensorPlan) -> TensorPlan:
+        """How a tensor is made with this noise: a new one that wakes as a copy has the source of the tensor it is like.
+
+        Weights alone are made by it. To an optimizer the tensor is new, and has no state.
+        """
+        return (
+            entry.woken_as_copy() if (one := self.tensors.get(name)) and one.repeats and entry.new else entry
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -120,10 +132,11 @@ _STORED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "woken": ("woken", _sigma),
     "split": ("split", int),
     "copied": ("copied", bool),
+    "repeats": ("repeats", bool),
     "means": ("mean", lambda row: tuple(map(float, row))),
 }
 """Key of a record, with values by tensor -> the field of `ResolvedNoise`, and how it is read."""
-_OPTIONAL = ("woken", "split", "copied", "means")
+_OPTIONAL = ("woken", "split", "copied", "repeats", "means")
 """Keys that records of noise that is added to copies do not have."""
 
 
@@ -133,7 +146,8 @@ def sized(one: ResolvedNoise, name: str, plan: Plan, since: Plan | None) -> Reso
     Zeros get noise, and besides it what the `Sleep` of their tensor says: the fold of a gain, which is 1 in a fresh model,
     the root mean square of the base's entries, or its mean row. A gain that is copied has no level: its fold is in s.
     """
-    entry, size, zeros = plan[name], float(reference_size(name, plan, since)), None
+    entry, zeros = plan[name].woken_as_copy() if one.repeats else plan[name], None
+    size = float(reference_size(entry, since))
     if one.woken is not None:
         sleep, level, row = entry.sleep, 0.0, None
         if one.copied and sleep.becomes != "mean":
@@ -153,9 +167,8 @@ def _times(sigma: Sigma, size: float) -> Sigma:
     return sigma * size if isinstance(sigma, float) else tuple(s * size for s in sigma)
 
 
-def reference_size(name: str, plan: Plan, since: Plan | None) -> Scale:
+def reference_size(entry: TensorPlan, since: Plan | None) -> Scale:
     """fold · q of a wide tensor, counted from the reference."""
-    entry = plan[name]
     if since is None:
         return noise_size(entry.axes, entry.fold)
     early = since[entry.sources[0] if entry.like is None else entry.like]

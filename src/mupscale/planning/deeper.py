@@ -7,9 +7,10 @@ asleep, and waking the block must not change the loss.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,27 +18,40 @@ from torch import Tensor, nn
 from ..errors import Fault, MupscaleError, raise_faults
 from ..models.build import Make
 from ..models.dropout import without_dropout
+from ..models.example_loss import Projection
 from ..models.fingerprint import code_fingerprint
 from ..models.float64 import lifted_casts, prepare
 from ..models.names import named_tensors
 from ..plans.direction import Direction
-from ..plans.new_blocks import NewBlocks, Order, block_plan, first_values, lists_of_blocks, order_of
+from ..plans.new_blocks import (
+    NewBlocks,
+    Order,
+    block_plan,
+    first_values,
+    lists_of_blocks,
+    nearest,
+    new_in,
+    order_of,
+    spread_order,
+)
 from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
 from ..proofs.identity import GRADIENT_TOLERANCE, Loss, compared, keeping_buffers, loss_value
 from ..proofs.modes import measured_modes, mode_needs
 from ..tensors.making import Fill
 from ..tensors.random_states import forked
+from .search.search import Found
 
 SILENCED: Fill = "zero"
 Orders = Mapping[str, Sequence[int | None]]
-"""List of blocks -> for every block of the deeper model the block of the base that it is, or None for a new one."""
+"""List of blocks -> their order, as in `plans/new_blocks.py`."""
+_NO_KIND = ("training", "gradient_checkpointing")
 LOUD = 10.0
 """How much larger the first gradient of a writer may be than that of a trained block. It is of the same size in the types of
 `benchmarks/growth.py`. Behind a norm without a row it is far larger, because a norm blows up an output of nearly zero."""
 
 
-def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
+def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Found:
     """The plan from a model to one with new blocks, both of one width, measured with `loss`."""
     with forked(*(given for given in (base, wide) if isinstance(given, nn.Module))):
         models = [given if isinstance(given, nn.Module) else given() for given in (base, wide)]
@@ -52,20 +66,21 @@ def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Plan:
         pair = prepare(*models)
         with without_dropout(*pair) as observed:
             plan = _found(*pair, name, order, values, loss)
-            check_asleep(*pair, plan, loss, "order")
+            worst = check_asleep(*pair, plan, loss, "order")
             modes = measured_modes(lambda: compared(*pair, plan, loss).deviation, loss, *pair)
             wake_(pair[1], plan)
             check_woken(*pair, plan, loss, "order")
-    return replace(
+    plan = replace(
         plan,
         needs=plan.needs | observed.needs | mode_needs(modes),
-        proof="loss",
+        proof="outputs" if isinstance(loss, Projection) else "loss",
         code=code_fingerprint(*models),
     )
+    return Found(plan, 1, worst, 0.0, (), modes=modes)
 
 
-def missing_order(base: nn.Module, wide: nn.Module) -> list[Fault]:
-    """A fault that names the order to write, where the wide model is the base with more blocks in one list.
+def more_blocks(base: nn.Module, wide: nn.Module) -> list[tuple[str, int, int]]:
+    """Lists with more blocks in the wide model, with the numbers of their blocks in both.
 
     Layers of an `nn.Sequential` that differ, or that have no weights between them, are no blocks.
     """
@@ -77,13 +92,58 @@ def missing_order(base: nn.Module, wide: nn.Module) -> list[Fault]:
         numbered = all(set(of) == set(range(len(of))) for of in (blocks, deep))
         if name and len(deep) > len(blocks) and alike and numbered:
             more.append((name, len(blocks), len(deep)))
+    return more
+
+
+def missing_order(base: nn.Module, wide: nn.Module) -> list[Fault]:
+    """A fault that names the order to write, where the wide model has new blocks and nothing measures them."""
     faults = []
-    for name, layers, deeper in more:
-        what = f"the wide model has {deeper} blocks, the base {layers}: which of them are new is not known"
-        order = list(order_of(layers, deeper))
-        remedy = f'write infer_plan(base, wide, loss=…, order={{"{name}": {order}}}), None for a new block'
+    for name, layers, deeper in more_blocks(base, wide):
+        what = f"the wide model has {deeper} blocks, the base {layers}, and nothing shows which of their weights write into the stream"
+        remedy = f'write infer_plan(base, wide, loss=…, order={{"{name}": {list(order_of(layers, deeper))}}})'
         faults.append(Fault("depth.order_missing", name, what, remedy))
     return faults
+
+
+def usual_order(base: nn.Module, wide: nn.Module) -> Orders | None:
+    """Stack order, all blocks and then all blocks again; None unless one list has more blocks in the wide model.
+
+    Where the wide model has another kind of block in a place, as one with other attention, new blocks stand behind those
+    that they are like.
+    """
+    more = more_blocks(base, wide)
+    if len(more) != 1:
+        return None
+    name, layers, deeper = more[0]
+    order, kinds = order_of(layers, deeper), _kinds(wide, name)
+    if all(kinds[new] == kinds[like] for new, like in enumerate(nearest(order))):
+        return {name: order}
+    warnings.warn(
+        f"{name}: in stack order new blocks would be like blocks of another kind than {type(wide).__name__} has in their "
+        f"places; each stands behind the block that it is like: {list(found := spread_order(layers, deeper))}",
+        stacklevel=4,
+    )
+    return {name: found}
+
+
+def _kinds(model: nn.Module, name: str) -> list[list[object]]:
+    """For every block of a list what its class makes of it: its modules, shapes, and plain values other than its number.
+
+    Flags of frameworks and numbers with a fraction, as the share of dropout, are no kinds.
+    """
+    found: list[list[object]] = []
+    for number, block in enumerate(cast(nn.ModuleList, model.get_submodule(name)).children()):
+        kind: list[object] = [(path, tuple(tensor.shape)) for path, _, tensor in named_tensors(block)]
+        for path, module in block.named_modules():
+            plain = {k: v for k, v in vars(module).items() if k not in _NO_KIND and not k.startswith("_")}
+            kept = {
+                k: v
+                for k, v in plain.items()
+                if isinstance(v, (bool, str)) or (type(v) is int and v != number)
+            }
+            kind.append((path, type(module), kept))
+        found.append(kind)
+    return found
 
 
 def _order(orders: Orders, base: nn.Module, wide: nn.Module) -> tuple[str, Order]:
@@ -96,10 +156,10 @@ def _order(orders: Orders, base: nn.Module, wide: nn.Module) -> tuple[str, Order
     (name, given), faults = next(iter(orders.items())), []
     order = tuple(given)
     counts = [len(lists_of_blocks(n for n, _, _ in named_tensors(m)).get(name, ())) for m in (base, wide)]
-    old = [block for block in order if block is not None]
+    old = [order[i] for i in range(len(order)) if i not in new_in(order)]
     if old != list(range(counts[0])) or len(order) != counts[1] or len(old) == len(order):
         what = f"{list(order)} for {counts[0]} blocks in the base and {counts[1]} in the wide model"
-        remedy = "name every block of the base once, in order, and None for each new one"
+        remedy = "name every block of the base in order; a new one is None, or the number of an earlier block that it is like"
         faults.append(Fault("depth.order_does_not_fit", f"order, {name}", what, remedy))
     shapes = [{n: tuple(t.shape) for n, _, t in named_tensors(m)} for m in (base, wide)]
     wider = [n for n in shapes[0] if not n.startswith(f"{name}.") and shapes[0][n] != shapes[1].get(n)]

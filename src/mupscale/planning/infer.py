@@ -31,7 +31,7 @@ from ..rules.scale import Exact, Scale
 from ..tensors.random_states import forked
 from .awake import cut_for_waking
 from .declare import Declared, LayoutSpec, RoleSpec, declare
-from .deeper import Orders, deeper_plan, missing_order
+from .deeper import Orders, deeper_plan, missing_order, usual_order
 from .draft import Draft, draft
 from .facts.decided import why_undecided
 from .facts.modules import dropout_of_modules, leaking_pads, row_of
@@ -74,9 +74,10 @@ def infer_plan(
     or a dict for `forward`, does the same for a projection of the outputs. Without either, `plan.proved` says whether
     torch's own modules decide the plan; your own code needs a measurement.
 
-    `order={"blocks": [0, None, 1]}` says that the wide model has new blocks in its list `blocks`: for each of them None,
-    and for the others the number in the base. The models have one width then, and a loss is needed. New blocks sleep
-    until noise wakes them.
+    Where the wide model has more blocks in a list, and one width with the base, the new ones are in stack order: all blocks
+    of the base, then all of them again. `order={"blocks": [0, None, 1]}` is another order of the list `blocks`: a new block is
+    None, or the number of an earlier block that it is like, and the others are numbers of the base. A loss is needed. New
+    blocks sleep until they are woken.
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> plan = infer_plan(base, lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
@@ -93,8 +94,7 @@ def infer_plan(
             raise MupscaleError(
                 "this order cannot be planned", [Fault("depth.order_not_measured", "order", what, remedy)]
             )
-        deeper = deeper_plan(base, wide, measure, order)
-        return replace(deeper, proof="outputs") if isinstance(measure, Projection) else deeper
+        return deeper_plan(base, wide, measure, order).plan
     if measure is not None:
         return find_plan(base, wide, measure, declared, Ways(by)).plan
     return plan_of_shapes(base, wide, Ways(by), declared)
@@ -177,6 +177,10 @@ def find_plan(
         try:
             return _found(base, wide, loss, declared, ways, seconds, both_modes, waking)
         except MupscaleError as error:
+            if error.code == "depth.order_missing" and declared == Declared({}, {}, {}, ()):
+                if (deeper := _deeper(base, wide, loss)) is not None:
+                    return deeper
+                raise
             if isinstance(error, NoPlanError) and error.roles:
                 declared = replace(declared, roles=error.roles)
                 continue
@@ -200,6 +204,13 @@ def find_plan(
             raise_faults("these sizes can grow neither by new units nor by copies", _not_whole(error, sizes))
             # Where no space shows that zeros do not pass through it, all of them grow by copies.
             ways, before = replace(ways, copied=sizes) if sizes != ways.copied else COPIES, error
+
+
+def _deeper(base: Make, wide: Make, loss: Loss) -> Found | None:
+    """The plan of a wide model that has more blocks, in the usual order; None where more than one list has."""
+    models = _built(base, seed=0), _built(wide, seed=0)
+    orders = usual_order(*models)
+    return None if orders is None else deeper_plan(*models, loss, orders)
 
 
 def _not_whole(error: NoPlanError, sizes: Sizes) -> list[Fault]:

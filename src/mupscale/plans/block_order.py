@@ -36,6 +36,23 @@ def moved_blocks(plan: Plan) -> Moved:
     return found
 
 
+def new_blocks(plan: Plan) -> dict[str, str]:
+    """The new blocks of the wide model, each with the block of the base that it is like.
+
+    >>> from mupscale.plans import TensorPlan
+    >>> from mupscale.rules import Axis
+    >>> new_blocks(Plan({"h.1.w": TensorPlan((), (Axis.fixed(1),), like="h.0.w", repeats=True)}))
+    {'h.1': 'h.0'}
+    """
+    found: dict[str, str] = {}
+    for name, like in ((name, tensor.like) for name, tensor in plan.tensors.items() if tensor.repeats):
+        at = None if like is None else _other_number(name.split("."), like.split("."))
+        if at is not None and like is not None:
+            block, old = (".".join(text.split(".")[: at + 1]) for text in (name, like))
+            found[block] = old
+    return found
+
+
 def _blocks(name: str, lists: Collection[str]) -> Iterator[str]:
     """The blocks of these lists that a tensor is in."""
     parts = name.split(".")

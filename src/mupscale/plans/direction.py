@@ -32,6 +32,10 @@ class Noises(Protocol):
         """The noise of one wide tensor, or None."""
         ...
 
+    def woken(self, name: str, entry: TensorPlan) -> TensorPlan:
+        """How a wide tensor is made with this noise: one that wakes as a copy has the source of that."""
+        ...
+
 
 @dataclass(frozen=True)
 class Direction:
@@ -104,6 +108,8 @@ class Direction:
     def tensor(self, source: Mapping[str, Tensor], end_name: str, out: Tensor | None = None) -> Tensor:
         """The weight or buffer `end_name` from the tensors at the start: written into `out`, or in new memory."""
         name, entry = self.planned(end_name)
+        if self.noise is not None:
+            entry = self.noise.woken(name, entry)
         making = entry.making(self.noise.tensor(name) if self.noise is not None else None)
         if self.back:
             narrow = self.made(source[name], making)

@@ -1,12 +1,14 @@
-"""A plan for a deeper model: its blocks are the base's in order, with new ones between them that sleep.
+"""A plan for a deeper model: its blocks are the base's in order, with new ones behind or between them that sleep.
 
 A new block is zero, but for the gains of its norms. It passes its input on, and no gradient reaches its weights,
-because every path through it has two weights that are zero. So the deeper run is the base's run until noise wakes the
-block: all weights get noise then, except those that write into the stream, which are quiet. They learn in the first
-step, and everything else from the second step on.
+because every path through it has two weights that are zero. So the deeper run is the base's run until the block wakes:
+its weights become those of the block of the base that it is like, except those that write into the stream, which are
+quiet. They learn in the first step, and everything else from the second step on.
 
-Worked example, two blocks that become four with order (0, None, 1, None): block 0 stays, block 1 is new and like
-block 0, block 2 is the base's block 1, and block 3 is new and like the base's block 1.
+By default new blocks are in stack order: all blocks of the base, then all of them again. Two blocks become four with
+(0, 1, 0, 1): a number that comes again is a new block, like the block of that number. On a small Llama this order ends
+0.02 lower than new blocks behind each block. (0, None, 1, None) is that other order: None is a new block like the one
+before it, so block 1 is like block 0, and block 3 like the base's block 1.
 
 A bias that writes into the stream cannot sleep: nothing stands between it and the stream, so it has a gradient. It is
 the gradient of the last bias that the block before writes, because the stream passes through new blocks unchanged. So
@@ -32,14 +34,15 @@ from .plan import Plan
 from .tensor_plan import TensorPlan
 
 Order = tuple[int | None, ...]
-"""For every block of the deeper model the block of the base that it is, or None for a new one."""
+"""For every block of the deeper model the block of the base that it is. A new block is a number that was there before, of
+the block that it is like, or None if that is the one before it."""
 
 
 def order_of(layers: int, deeper: int, after: Sequence[int] | None = None) -> Order:
-    """Where new blocks go: behind the blocks `after`, or evenly spread.
+    """Where new blocks go: behind the blocks `after`, or by default in stack order, all blocks and then all blocks again.
 
     >>> order_of(2, 4), order_of(4, 6), order_of(2, 3, after=[0])
-    ((0, None, 1, None), (0, 1, None, 2, 3, None), (0, None, 1))
+    ((0, 1, 0, 1), (0, 1, 2, 3, 0, 1), (0, None, 1))
     """
     new = deeper - layers
     if new < 1:
@@ -47,8 +50,9 @@ def order_of(layers: int, deeper: int, after: Sequence[int] | None = None) -> Or
             f"layers {layers} -> {deeper}: a model grows deeper; write a number above {layers}",
             code="depth.not_deeper",
         )
-    # Spread evenly: the j-th of n new blocks stands behind the first j · layers / n blocks of the base.
-    places = [(j * layers + new - 1) // new - 1 for j in range(1, new + 1)] if after is None else list(after)
+    if after is None:
+        return tuple(i % layers for i in range(deeper))
+    places = list(after)
     if len(places) != new or any(not 0 <= place < layers for place in places):
         raise MupscaleError(
             f"after={':'.join(map(str, places))}: expected {new} blocks of the base, numbered 0 to {layers - 1}, behind "
@@ -56,6 +60,25 @@ def order_of(layers: int, deeper: int, after: Sequence[int] | None = None) -> Or
             code="depth.wrong_places",
         )
     return tuple(block for i in range(layers) for block in (i, *[None for place in places if place == i]))
+
+
+def spread_order(layers: int, deeper: int) -> Order:
+    """New blocks behind the blocks that they are like, evenly spread: the j-th of n behind the first j · layers / n.
+
+    >>> spread_order(2, 4), spread_order(4, 6)
+    ((0, None, 1, None), (0, 1, None, 2, 3, None))
+    """
+    new = deeper - layers
+    return order_of(layers, deeper, [(j * layers + new - 1) // new - 1 for j in range(1, new + 1)])
+
+
+def new_in(order: Order) -> list[int]:
+    """The numbers of the new blocks.
+
+    >>> new_in((0, None, 1)), new_in((0, 1, 0, 1))
+    ([1], [2, 3])
+    """
+    return [i for i, block in enumerate(order) if block is None or block in order[:i]]
 
 
 def first_values(model: nn.Module) -> dict[str, Fill]:
@@ -88,7 +111,8 @@ class NewBlocks:
         """A new parameter."""
         off = next((fill for pattern, fill in self.silenced.items() if fnmatchcase(name, pattern)), None)
         fill = off or self.values.get(pattern_of(name), "zero")
-        return TensorPlan((), axes, fill=fill, like=like, quiet=_matches(name, self.quiet))
+        quiet = _matches(name, self.quiet)
+        return TensorPlan((), axes, fill=fill, like=like, quiet=quiet, repeats=not quiet)
 
 
 def block_plan(base: nn.Module, deeper: nn.Module, order: Order, blocks: NewBlocks) -> Plan:
@@ -161,10 +185,11 @@ def _runs_of_new(order: Order) -> list[tuple[int | None, list[int]]]:
     [(None, [0]), (1, [2, 3])]
     """
     runs: list[tuple[int | None, list[int]]] = []
-    for number, block in enumerate(order):
-        if block is None and number and order[number - 1] is None:
+    new = new_in(order)
+    for number in new:
+        if number - 1 in new:
             runs[-1][1].append(number)
-        elif block is None:
+        else:
             runs.append((number - 1 if number else None, [number]))
     return runs
 
@@ -173,7 +198,7 @@ def _list_of_blocks(old: Iterable[str], names: Iterable[str], order: Order) -> s
     """The name of the list that has more blocks in the deeper model; refused unless there is exactly one, and the rest
     of the two models is equal."""
     base, deep = lists_of_blocks(old), lists_of_blocks(names)
-    layers = sum(block is not None for block in order)
+    layers = len(order) - len(new_in(order))
     grown = [name for name, blocks in deep.items() if len(blocks) != len(base.get(name, ()))]
     fitting = [name for name in grown if (len(base.get(name, ())), len(deep[name])) == (layers, len(order))]
     if len(fitting) != 1:
@@ -213,10 +238,10 @@ def lists_of_blocks(names: Iterable[str]) -> dict[str, dict[int, set[str]]]:
 
 
 def nearest(order: Order) -> list[int]:
-    """For every block the block of the base that it is, or is like: the one before it, or the first.
+    """For every block the block of the base that it is, or is like: for None the one before it, or the first.
 
-    >>> nearest((None, 0, None, 1))
-    [0, 0, 0, 1]
+    >>> nearest((None, 0, None, 1)), nearest((0, 1, 0))
+    ([0, 0, 0, 1], [0, 1, 0])
     """
     found: list[int] = []
     for block in order:
@@ -234,4 +259,4 @@ def source_of(name: str, prefix: str, order: Order) -> tuple[str, bool]:
     if not name.startswith(f"{prefix}."):
         return name, False
     number, _, rest = name.removeprefix(f"{prefix}.").partition(".")
-    return f"{prefix}.{nearest(order)[int(number)]}.{rest}", order[int(number)] is None
+    return f"{prefix}.{nearest(order)[int(number)]}.{rest}", int(number) in new_in(order)

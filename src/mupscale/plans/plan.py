@@ -217,6 +217,8 @@ class Plan:
             fill=late.fill,
             like=early.sources[0] if early.sources else early.like,
             quiet=late.quiet,
+            # Joined from several tensors, or new and no copy itself, there is no one tensor to copy.
+            repeats=late.repeats and (early.repeats if early.new else len(early.sources) == 1),
         )
 
     def to_json(self) -> str:

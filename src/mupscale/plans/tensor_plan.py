@@ -80,6 +80,8 @@ class TensorPlan:
     """Of a new tensor: the base tensor whose parameter group it joins, and whose norm decides the size of its noise."""
     quiet: bool = False
     """Of a new tensor: whether it stays as it is when noise wakes the others, so that waking does not change the output."""
+    repeats: bool = False
+    """Of a new tensor: whether it becomes a copy of the tensor that it is like when it wakes. So do those of new blocks."""
     cut: tuple[int, ...] = ()
     """Dimensions whose zeros stay zero when noise wakes the other zeros, so that waking does not change the output."""
     mean: tuple[int, ...] = ()
@@ -121,6 +123,16 @@ class TensorPlan:
         fill = self.fill if self.fill == "own" or not self.sources else None
         drawn = None if fill == "own" else noise
         return Making(self.axes, self.change.s, self.shift, drawn, fill, self.join, self.mean)
+
+    def woken_as_copy(self) -> TensorPlan:
+        """A new tensor that repeats another, as it is made when it wakes: from the tensor that it is like.
+
+        >>> new = TensorPlan((), (Axis.fixed(2),), fill="one", like="h.0.norm", repeats=True)
+        >>> new.woken_as_copy().sources, new.woken_as_copy().making().fill
+        (('h.0.norm',), None)
+        """
+        assert self.like is not None, "only what is like another tensor repeats it"
+        return replace(self, sources=(self.like,), fill="zero")
 
     def gradient_making(self) -> Making:
         """How the wide gradient is expected to follow from the base's: r · dup(G)."""
@@ -237,6 +249,7 @@ class TensorPlan:
             "trainable": (self.trainable, True),
             "like": (self.like, None),
             "quiet": (self.quiet, False),
+            "repeats": (self.repeats, False),
             "cut": (list(self.cut), []),
             "mean": (list(self.mean), []),
             "gain": (self.gain, False),
@@ -291,6 +304,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "trainable": flag,
     "like": text,
     "quiet": flag,
+    "repeats": flag,
     "cut": lambda value: tuple(whole(dim) for dim in many(value)),
     "mean": lambda value: tuple(whole(dim) for dim in many(value)),
     "gain": flag,

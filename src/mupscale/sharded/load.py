@@ -24,6 +24,7 @@ from ..files.elsewhere import megatron_faults
 from ..models.fingerprint import changed_code
 from ..models.names import named_tensors, strip_wrappers, unique_tensors, unwrap
 from ..noise.kinds import Noise
+from ..noise.measures import measured
 from ..noise.resolved import NoisePlan
 from ..noise.where import exempt_of
 from ..plans.attributes import carry_attributes_, compare_attributes
@@ -226,8 +227,11 @@ class _Loader:
             unstored = kind == "buffer" and entry.sources and planned not in source.weights
             if entry.fill == "own" or unstored:
                 continue  # computed by the wide model itself
-            making = entry.making(None if noise is None else noise.tensor(planned))
-            found.append(Filling(making, source.weights[planned] if entry.sources else None, tensor))
+            made = entry if noise is None else noise.woken(planned, entry)
+            making = made.making(None if noise is None else noise.tensor(planned))
+            # What wakes as a copy is read from where the tensor that it is like is.
+            read = source.weights[measured(planned, self._plan)] if made.sources else None
+            found.append(Filling(making, read, tensor))
         return found
 
 

@@ -99,7 +99,7 @@ class To(NamedTuple):
     layers: int
     """0 for as many as the base has."""
     after: tuple[int, ...] | None = None
-    """None spreads new blocks evenly."""
+    """None for stack order: all blocks, then all blocks again."""
     sizes: tuple[tuple[str, int], ...] = ()
     """By width, in alphabetical order."""
     vocab: str = ""

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ...models.float64 import cast_, lifted_casts
-from ...models.names import pattern_of
+from ...models.names import named_tensors, pattern_of
 from ...noise.kinds import SignalNoise
 from ...noise.resolve import resolve_noise
 from ...noise.where import exempt_of
@@ -31,7 +31,6 @@ from ...plans.plan import Plan
 from ...plans.rows import old_words
 from ...plans.wide_model import fill_model_
 from ...proofs.identity import GRADIENT_TOLERANCE, Compared, Loss, compared
-from ...tensors.expand import expand_
 from ...tensors.random_states import forked
 from ..models import Config, factory
 from .losses import batch_for, loss_for
@@ -59,15 +58,17 @@ class Trial:
             return compared(self.base, self.wide, self.plan, self.loss)
 
     def wake_(self) -> None:
-        """Give the new weights their noise, whose size does not depend on t, and nothing else."""
-        tensors = dict(self.base.named_parameters())
+        """Wake what is new, as any t does, and nothing else."""
+        tensors = {name: tensor for name, _, tensor in named_tensors(self.base)}
         exempt = exempt_of(self.wide, self.plan, "wide")
         noise = resolve_noise(tensors, SignalNoise(0.1), plan=self.plan, exempt=exempt)
         with torch.no_grad():
             for name, parameter in self.wide.named_parameters():
                 entry = self.plan[name]
                 if entry.new:
-                    expand_(parameter, None, entry.making(noise.tensor(self.plan.planned(name))))
+                    planned = self.plan.planned(name)
+                    made = noise.woken(planned, entry)
+                    made.write_(parameter, tensors, made.making(noise.tensor(planned)))
 
     def measured(self) -> Measured:
         """How far loss and gradients of the second model are from what the plan says."""

@@ -1,7 +1,8 @@
 """Deeper stock models: what `--to layers=8` says, the configuration that follows, and the plan of the new blocks.
 
-The plan is tried on a small copy with one new block behind each of its own: the gradient identity must hold, and waking
-the new blocks must not change the loss. Knows fields that count layers; a field that it does not know is refused.
+The plan is tried on a small copy with twice its blocks, in the order of the full model: the gradient identity must hold, and
+waking the new blocks must not change the loss. A new block is of the kind of the block that it is like, because lists by layer
+say so. Knows fields that count layers; a field that it does not know is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ...errors import Fault, raise_faults
 from ...models.float64 import lifted_casts
 from ...models.names import pattern_of
 from ...planning.deeper import check_asleep, check_woken
-from ...plans.new_blocks import NewBlocks, Order, block_plan, first_values, nearest, order_of
+from ...plans.new_blocks import NewBlocks, Order, block_plan, first_values, nearest, new_in, order_of
 from ...plans.plan import Plan
 from ..config.fields import FIELDS, LISTED
 from ..config.multipliers import To
@@ -44,7 +45,12 @@ class Depth:
     @property
     def new(self) -> tuple[int, ...]:
         """The numbers of the new blocks."""
-        return tuple(i for i, block in enumerate(self.order) if block is None)
+        return tuple(new_in(self.order))
+
+    @property
+    def after(self) -> bool:
+        """Whether new blocks stand where the user put them, and not in stack order."""
+        return None in self.order
 
 
 def _layer_count(data: Mapping[str, Any]) -> tuple[Path, Mapping[str, Any], str]:
@@ -69,7 +75,7 @@ def depth_of(data: Mapping[str, Any], to: To) -> Depth:
     """Where the new blocks go in this configuration, and its fields; refused where a field is not understood.
 
     >>> depth_of({"model_type": "llama", "num_hidden_layers": 2}, To(4)).new
-    (1, 3)
+    (2, 3)
     """
     path, part, key = _layer_count(data)
     layers = part[key]
@@ -144,11 +150,11 @@ def deepened(config: Config, depth: Depth) -> Config:
     return made
 
 
-def small_depth(small: Config) -> Depth:
-    """The depth on which new blocks are tried: one behind each block of the small copy."""
+def small_depth(small: Config, full: Depth) -> Depth:
+    """The depth on which new blocks are tried: twice that of the small copy, in the order of the full model."""
     data = as_data(small)
     _, part, key = _layer_count(data)
-    return depth_of(data, To(2 * part[key], tuple(range(part[key]))))
+    return depth_of(data, To(2 * part[key], tuple(range(part[key])) if full.after else None))
 
 
 def new_blocks(base: nn.Module, deeper: nn.Module, depth: Depth, copy: End) -> Plan:
@@ -195,7 +201,7 @@ class Blocks(Step):
         return plan
 
     def small(self, copy: End) -> Blocks:
-        return Blocks(copy, small_depth(copy.config))
+        return Blocks(copy, small_depth(copy.config, self.depth))
 
     def judged(self, done: Trial) -> float:
         """Raises where blocks do not sleep, or do not wake silently."""

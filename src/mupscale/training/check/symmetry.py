@@ -129,7 +129,7 @@ def noise_shares(base: Run, wide: Run) -> dict[str, NoiseShare]:
         asked = [drawn for noise in noises if planned and (drawn := noise.tensor(name)) is not None]
         if not asked:
             continue
-        entry = wide.plan[name]
+        entry = noises[0].woken(name, wide.plan[name])
         found = exact(stored.detach())
         source = exact(entry.source(tensors)).to(found.device) if entry.sources else None
         want = expand_(torch.empty_like(found), source, entry.making())

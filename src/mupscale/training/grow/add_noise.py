@@ -51,7 +51,11 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
             "add_noise parts the copies of a growth, and this run has no plan of one; grow it first, or write mu.Run(…, plan=plan)",
             code="plan.not_given",
         )
-    plan, model = wide.plan, unwrap(wide.model)
+    # What repeats a block wakes at growth alone: by now that block may have been trained further.
+    awake = {
+        name: replace(entry, repeats=False) for name, entry in wide.plan.tensors.items() if entry.repeats
+    }
+    plan, model = wide.plan.with_tensors(awake), unwrap(wide.model)
     check_end(plan, model, "wide")
     tensors = {name: tensor for name, _, tensor in named_tensors(model)}
     exempt = exempt_of(model, plan, "wide")
@@ -71,8 +75,10 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
     noisy = carry(wide, copied(model), lambda: copied(model), direction)
     hand_over_(wide, noisy, direction, {})
     history = wide.provenance
-    if not history.growths or history.growths[-1].plan != plan.hash:  # a run made by hand: Run(…, plan=plan)
-        history = history.grown(Growth.by(plan, since, mupscale=None, torch=None))
+    if (
+        not history.growths or history.growths[-1].plan != wide.plan.hash
+    ):  # a run made by hand: Run(…, plan=plan)
+        history = history.grown(Growth.by(wide.plan, since, mupscale=None, torch=None))
     dose = {"kind": type(noise).__name__, **resolved.as_json()}
     history = history.noting(added_noise=(*history.growths[-1].added_noise, dose))
-    return replace(noisy, plan=plan, since=wide.since, earlier=wide.earlier, provenance=history)
+    return replace(noisy, plan=wide.plan, since=wide.since, earlier=wide.earlier, provenance=history)

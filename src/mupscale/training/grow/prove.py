@@ -131,7 +131,9 @@ def _measured_plan(
     if plan is None and not small:
         try:
             chosen = plan_of_shapes(base, built, ways)
-        except Undecided as error:
+        except MupscaleError as error:
+            if not isinstance(error, Undecided) and error.code != "depth.order_missing":
+                raise
             _LOG.info("shapes do not decide the plan (%s); searching on copies in float64", error.claim)
     if chosen is not None:
         pair = _Pair(base, built, chosen, small, loss)

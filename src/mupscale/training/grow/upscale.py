@@ -23,6 +23,7 @@ from ...noise.resolve import resolve_noise, unused_seed
 from ...noise.resolved import NoisePlan
 from ...noise.where import exempt_of
 from ...planning.infer import measured_with
+from ...plans.block_order import new_blocks
 from ...plans.direction import Direction
 from ...plans.plan import Plan
 from ...proofs.identity import Loss
@@ -216,7 +217,10 @@ def _summary(plan: Plan, losses: dict[str, float] | None) -> str:
     for axis in (axis for entry in plan.tensors.values() for axis in entry.axes if axis.grows):
         way = "copies" if axis.k != 1 else "new units"
         ways.setdefault(way, {})[f"{axis.base} -> {axis.wide}"] = None
-    parts = [f"by {way}: {', '.join(sizes)}" for way, sizes in ways.items()] or ["by new tensors"]
+    parts = [f"by {way}: {', '.join(sizes)}" for way, sizes in ways.items()]
+    if blocks := new_blocks(plan):
+        parts.append("by new blocks: " + ", ".join(f"{new} like {like}" for new, like in blocks.items()))
+    parts = parts or ["by new tensors"]
     after = "" if losses is None else f"; loss {losses['before']:.6g} before, {losses['after']:.6g} after"
     return f"grown {', '.join(parts)}{after}"
 
