@@ -36,7 +36,7 @@ from ..models.names import pattern_of
 from ..text import columns
 from ..training.grow.loss_rise import is_jump, jump_message, smaller
 from .next_steps import next_steps
-from .plan import cost, describe, evidence
+from .plan import cost, describe, evidence, woken
 from .working import working
 
 
@@ -100,6 +100,8 @@ class _Printer:
                 f"{describe(directory, event.family, event.request)}\n\n{evidence(event.family)}\n",
                 flush=True,
             )
+        if event.request.wakes:
+            print(woken(event.family), flush=True)
         if self._chosen.dry_run:
             print(cost(directory, event.family, event.request, existing_above(event.out)), flush=True)
 

@@ -124,7 +124,9 @@ def _refilled(
     return fold
 
 
-def _axis(axis: Axis, base: int, wide: int, declared: Any = None, ratios: Set[Fraction] = frozenset()) -> Axis:
+def _axis(
+    axis: Axis, base: int, wide: int, declared: Any = None, ratios: Set[Fraction] = frozenset()
+) -> Axis:
     """An axis of the copy at the sizes of the full model.
 
     Only the number of units that grow changes, in every segment by the same ratio, which must be that of a space of its
@@ -187,7 +189,8 @@ def _lifted(axis: Axis, segment: Product, ratio: Fraction, share: Fraction) -> P
     if axis.padded:
         if len({Fraction(prod(f.wide for f in s), prod(f.size for f in s)) for s in axis.segments}) > 1:
             raise MupscaleError(
-                f"the parts of {axis} in the small copy have unlike shares of zeros", code="family.zeros_inside_parts"
+                f"the parts of {axis} in the small copy have unlike shares of zeros",
+                code="family.zeros_inside_parts",
             )
         zeros = number * share * prod(f.size for f in inner) / prod(f.wide for f in inner) - number * own.k
     if number.denominator != 1 or zeros.denominator != 1 or zeros < 0 or bool(zeros) != bool(own.pad):
