@@ -21,17 +21,17 @@ import torch
 
 from ..arguments import wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
-from ..families.config.goal import Goal
+from ..families.config.goal import Goal, Way
 from ..families.loaded import Losses, check_memory, choose_size, losses_with, stored_losses
 from ..families.process import plan_in_process, with_ways
-from ..families.record import FamilyPlan
+from ..families.record import JUMP, FamilyPlan
 from ..families.types.declarations import FORM
 from ..files.directory import Directory
 from ..files.floats import FLOATS
 from ..jobs.job import Job
 from ..jobs.worker import run_job, run_worker
 from ..noise.auto import AutoNoise, wrong_auto
-from ..noise.kinds import CLASSES, AddedNoise, given_size, wrong_noise
+from ..noise.kinds import CLASSES, AddedNoise, NewUnits, given_size, wrong_noise
 from ..noise.resolve import unused_seed
 from ..plans.plan import Plan
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T
@@ -157,6 +157,7 @@ def plan_growth(base: Base, request: Request, architecture: str | None) -> Famil
             directory.config,
             request.goal.k_text,
             to=request.goal.to_text,
+            by=request.goal.by,
             architecture=architecture,
             export=request.export,
             stored=list(directory.tensors),
@@ -185,6 +186,8 @@ def _planned_job(base: Base, out: Location, request: Request, options: Options, 
     if options.batch is not None:
         check_memory(4 * family.plan.parameters("wide"), "--batch")
     on(Planned(base, family, request, out))
+    if request.wakes:
+        _refuse_jump(family)
     choice = _chosen_size(base, family, request, options, on)
     if request.adds_noise:
         on(Working("reading the weights, whose norms the noise is relative to"))
@@ -197,17 +200,32 @@ def _planned_job(base: Base, out: Location, request: Request, options: Options, 
         share=options.share or (0, 1),
         threads=options.threads,
     )
-    if (request.adds_noise or family.new_words) and options.share is None and options.measure:
+    # New units wake without a change of the loss, so no model is loaded to measure it unless a batch is given.
+    costs = (request.adds_noise and not request.wakes) or family.new_words or options.batch
+    if costs and options.share is None and options.measure:
         about |= _planned_losses(base, about, request, options, choice, on)
     job = _job(base, out, about, has_state(directory, request))
     if left := {**job.about["not_carried"], **state_left(directory, request)}:
         on(NotCarried(left))
-    if request.adds_noise:
+    if request.adds_noise and not request.wakes:
         on(Working("drawing some of the noise, to see how much of it rounding loses"))
         on(RoundedAway(lost_to_rounding(job)))
     if recipe is not None:
         on(RecipeNotes(recipe.optimizer, recipe.lr, (*notes, *recipe.differences())))
     return job
+
+
+def _refuse_jump(family: FamilyPlan) -> None:
+    """Raise if waking would change the loss, as it did on the small copy."""
+    jump = family.evidence.jump
+    if jump is not None and jump <= JUMP:
+        return
+    what = "the loss was not measured" if jump is None else f"the loss of its small copy moves by {jump:.1e}"
+    remedy = "write --by copies --noise auto, which shows what it costs; or mupscale grow --by units, which does not wake it"
+    raise_faults(
+        "waking what is new would change the loss",
+        [Fault("noise.waking_changes_loss", family.model_type, what, remedy)],
+    )
 
 
 def _chosen_size(
@@ -267,7 +285,7 @@ def _usual_dtype(directory: Directory) -> str:
 
 def _is_unmeasured(out: Location, request: Request, options: Options) -> bool:
     """Whether the finished directory has noise, and its record says nothing of what that costs."""
-    if not request.adds_noise or not options.measure:
+    if not request.adds_noise or request.wakes or not options.measure:
         return False
     about = read_about(out)
     return about is None or about.get("losses") is None
@@ -308,8 +326,9 @@ def grow_checkpoint(
     multipliers: int | str | Mapping[str, int] | None = None,
     *,
     to: str | None = None,
+    by: Way | None = None,
     plan: Plan | None = None,
-    noise: AddedNoise | AutoNoise | None = None,
+    noise: AddedNoise | NewUnits | AutoNoise | None = None,
     recipe: Recipe | None = None,
     seed: int = 0,
     dtype: torch.dtype | None = None,
@@ -325,7 +344,8 @@ def grow_checkpoint(
     `base` and `out` are Hugging Face directories, here or at a URL such as s3://bucket/model. `multipliers` says how many times
     wider, for every width or by name (`{"hidden": 2, "ffn": 4}`), and `to` names sizes, layers, words and experts as the command
     line does (`"layers=8,hidden=96"`). Without `noise` and `recipe` the result trains exactly like the base; with one of
-    them it can use its new width.
+    them it can use its new width. `noise=mu.NewUnits()` is what `mupscale upscale` does without options: the width grows by
+    new units, `by="units"`, and they wake without a change of the loss. Otherwise it grows by copies unless `by` says so.
 
     A checkpoint of Megatron, of DeepSpeed (universal) or of Lightning grows by the `plan` from its model to the wide one, as
     by `mu.trainers.grow_megatron_checkpoint` and its like; for what only one of them takes, call that one.
@@ -360,7 +380,13 @@ def grow_checkpoint(
     if kind == "huggingface":
         faults += _without_plan(plan, goal)
     else:
-        others = {"dtype": dtype, "with_state": not with_state, "batch_file": batch_file, "dry_run": dry_run}
+        others = {
+            "by": by,
+            "dtype": dtype,
+            "with_state": not with_state,
+            "batch_file": batch_file,
+            "dry_run": dry_run,
+        }
         faults += _by_plan(goal or recipe is not None, [name for name, value in others.items() if value])
     raise_faults("the checkpoint cannot be grown like that", faults)
     if kind != "huggingface":
@@ -368,7 +394,11 @@ def grow_checkpoint(
             on(NotCarried(left))
         return Grown(target, "written")
     request = Request(
-        Goal.parse(1 if multipliers is None else multipliers, to),
+        Goal.parse(
+            1 if multipliers is None else multipliers,
+            to,
+            by or ("units" if isinstance(noise, NewUnits) else "copies"),
+        ),
         noise=None if noise is None else _scheme_of(noise),
         seed=seed,
         dtype=None if dtype is None else parse_dtype(str(dtype).removeprefix("torch.")),
@@ -402,7 +432,7 @@ def _by_plan(goal: bool, others: Sequence[str]) -> list[Fault]:
     return faults + [Fault("checkpoint.not_for_format", name, what, "leave it out") for name in others]
 
 
-def _scheme_of(noise: AddedNoise | AutoNoise) -> tuple[str, float]:
+def _scheme_of(noise: AddedNoise | NewUnits | AutoNoise) -> tuple[str, float]:
     """Noise as a request stores it: a scheme and its size.
 
     >>> from mupscale import SignalNoise
@@ -414,6 +444,8 @@ def _scheme_of(noise: AddedNoise | AutoNoise) -> tuple[str, float]:
         return AUTO, noise.share
     if not isinstance(noise, AutoNoise):
         raise_faults("this noise cannot be used", wrong_noise(noise))
+        if isinstance(noise, NewUnits):
+            return noise.readers, float(noise.size)
         size = given_size(noise)
         for scheme, kind in CLASSES.items():
             if isinstance(size, int | float) and kind(size) == noise:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 
@@ -26,7 +26,7 @@ from ..jobs.job import BLOCK_BYTES, Job, Move, Text
 from ..jobs.norms.measured import measured_in
 from ..jobs.norms.norm_journal import NormJournal
 from ..noise.auto import AutoNoise
-from ..noise.kinds import CLASSES, Noise, SignalNoise
+from ..noise.kinds import CLASSES, NewUnits, Noise, Readers, SignalNoise
 from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
 from ..noise.resolved import NoisePlan, restore_noise
 from ..plans.plan import Plan
@@ -42,7 +42,7 @@ from .result.card import card
 from .result.not_carried import not_carried
 from .result.sentence_modules import module_files
 from .result.train_script import NAME as SCRIPT
-from .result.train_script import train_script
+from .result.train_script import peak_rate, train_script
 from .shards import Spelling, plan_without, planned_names, stored_plan, weight_moves, written_by
 from .state.optimizer_state import has_state, trainer_state, universal_state
 
@@ -89,6 +89,7 @@ def record(
             **family.reading.as_json(),
         },
         "noise": noise,
+        **({"peak_lr": peak_rate(directory)} if request.wakes else {}),
         "losses": None,
         "words": None if family.new_words is None else {"ids": list(family.new_words), "losses": None},
         "factors": factors(since),
@@ -157,7 +158,10 @@ def _asked(
     elif request.rise is None:
         assert request.noise is not None
         scheme, value = request.noise
-        noise, told = CLASSES[scheme](value), {scheme: value}
+        if scheme in get_args(Readers):
+            noise, told = NewUnits(cast("Readers", scheme), value), {"readers": scheme, "size": value}
+        else:
+            noise, told = CLASSES[scheme](value), {scheme: value}
     else:
         noise = AutoNoise(request.rise)
     if isinstance(noise, AutoNoise):

@@ -14,7 +14,7 @@ from ..errors import MupscaleError
 from ..families.config.goal import Goal
 from ..families.types.declarations import Declarations
 from ..files.floats import FLOATS, TORCH_NAMES
-from .noise_words import AUTO
+from .noise_words import AUTO, READERS
 
 if TYPE_CHECKING:
     from ..training.recipe import Recipe
@@ -28,7 +28,8 @@ class Request:
 
     goal: Goal
     noise: tuple[str, float] | None = None
-    """Noise scheme (a key of `SCHEMES`) and size, or "auto" and a share; None for the exact map alone."""
+    """Noise scheme (a key of `SCHEMES`) and size, "auto" and a share, or what new units read and the size of their noise; None
+    for the exact map alone."""
     seed: int = 0
     dtype: str | None = None
     """Dtype of the floating weights ("BF16"); None keeps that of each tensor."""
@@ -48,6 +49,15 @@ class Request:
     @property
     def adds_noise(self) -> bool:
         return self.noise is not None or self.recipe is not None
+
+    @property
+    def wakes(self) -> bool:
+        """Whether new units wake and copies part without a change of the loss.
+
+        >>> Request(Goal.parse(2, by="units"), noise=("copied", 1.0)).wakes, Request(Goal.parse(2), noise=("t", 0.1)).wakes
+        (True, False)
+        """
+        return self.noise is not None and self.noise[0] in READERS
 
     @property
     def rise(self) -> float | None:
@@ -74,6 +84,7 @@ class Request:
             if self.declared is None
             else json.dumps(self.declared.as_json(), sort_keys=True),
             "to": self.goal.to_text,
+            "by": None if self.goal.by == "copies" else self.goal.by,
         }
         kept["noise"] = None if self.noise is None else list(self.noise)
         said = {key: value for key, value in unusual.items() if value is not None}
@@ -89,7 +100,7 @@ class Request:
         """
         try:
             said = dict(entry)
-            goal = Goal.parse(said.pop("multipliers"), said.pop("to", None))
+            goal = Goal.parse(said.pop("multipliers"), said.pop("to", None), said.pop("by", "copies"))
             noise, recipe, declared = (said.pop(key, None) for key in ("noise", "recipe", "declared"))
             return Request(
                 goal,

@@ -143,6 +143,7 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
         directory.config,
         request.goal.k_text,
         to=request.goal.to_text,
+        by=request.goal.by,
         architecture=about["base_architecture"],
         export=request.export,
         stored=list(directory.tensors),

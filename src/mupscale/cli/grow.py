@@ -34,7 +34,8 @@ from ..files.strict import printable
 from ..jobs.progress import Progress
 from ..models.names import pattern_of
 from ..text import columns
-from .plan import cost, describe, evidence
+from ..training.grow.loss_rise import is_jump, jump_message, smaller
+from .plan import cost, describe, evidence, woken
 from .printing.next_steps import next_steps
 from .printing.working import working
 
@@ -99,6 +100,8 @@ class _Printer:
                 f"{describe(directory, event.family, event.request)}\n\n{evidence(event.family)}\n",
                 flush=True,
             )
+        if event.request.wakes:
+            print(woken(event.family), flush=True)
         if self._chosen.dry_run:
             print(cost(directory, event.family, event.request, existing_above(event.out)), flush=True)
 
@@ -154,7 +157,6 @@ def _not_measured(error: MupscaleError) -> str:
 
 def _costs(found: Losses, request: Request) -> str:
     """What the noise costs, with a warning of a jump."""
-    from ..training.grow.loss_rise import is_jump, jump_message, smaller  # most growths measure no loss
 
     scheme, size = (None, 0.0) if request.noise is None else request.noise
     if not is_jump(found.before, found.after):

@@ -195,6 +195,27 @@ def hyperparameters(plan: Plan) -> str:
     )
 
 
+def woken(family: FamilyPlan) -> str:
+    """What waking does to the loss, and which sizes grow by copies although units were asked for."""
+    jump, sizes = family.evidence.jump, copied_sizes(family.plan)
+    by = f"; by copies, where zeros are not possible: {', '.join(sizes)}" if sizes else ""
+    return (
+        f"new units wake, and the loss is the base's: it moves by {jump or 0.0:.0e} on the small copy{by}\n"
+    )
+
+
+def copied_sizes(plan: Plan) -> list[str]:
+    """The sizes that grow by copies, each once.
+
+    >>> from mupscale.plans import TensorPlan
+    >>> from mupscale.rules import Axis
+    >>> copied_sizes(Plan({"w": TensorPlan(("w",), (Axis.parse("out: 4x2"), Axis.parse("in: 6+6")))}))
+    ['4 -> 8']
+    """
+    axes = [axis for entry in plan.tensors.values() for axis in entry.axes]
+    return list(dict.fromkeys(f"{axis.base} -> {axis.wide}" for axis in axes if axis.k > 1))
+
+
 def evidence(family: FamilyPlan) -> str:
     """The evidence for the plan."""
     seen = family.evidence

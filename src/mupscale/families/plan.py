@@ -23,7 +23,7 @@ from ..noise.where import exempt_of
 from ..planning.search.search import Found
 from ..plans.plan import Plan
 from ..tensors.devices import on_cpu
-from .config.goal import Goal
+from .config.goal import Goal, Way
 from .config.grown import refuse_nothing
 from .config.multipliers import Multipliers
 from .config.nested import edits, following, nested_configs, with_edits
@@ -70,6 +70,7 @@ def family_plan(
     multipliers: str | int | Multipliers = 1,
     *,
     to: str | None = None,
+    by: Way = "copies",
     architecture: str | None = None,
     export: str | None = None,
     stored: Sequence[str] | None = None,
@@ -82,6 +83,7 @@ def family_plan(
       names sizes, at which zeros follow the copies where they are no whole multiples; "vocab=+64" adds words, and
       "positions=4096" positions; "experts=8,top_k=2,expert_ffn=64" adds experts that sleep next to the dense layers, in the
       class of "into=granitemoeshared" or the first that holds the base.
+    - `by="units"` adds new units, zeros behind the base's units, wherever that is exact; other spaces grow by copies.
     - `export="granite"` grows Llama-like models into Granite, whose configuration shows the multipliers.
     - `stored` are the names of the tensors in the checkpoint, which for a directory with weights are read from it; the
       plan's `reading` says how the stock class reads them.
@@ -96,7 +98,7 @@ def family_plan(
     if not isinstance(declared, Declarations):
         declared = Declarations.of_json(dict(declared or {}))
     raw = read_config(config)
-    goal = Goal.parse(multipliers, to)
+    goal = Goal.parse(multipliers, to, by)
     with needs("family_plan", "hf"):
         base = config_from(raw)
     cls = model_class(base, architecture)

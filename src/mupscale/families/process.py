@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import Fault, MupscaleError
 from .child import ChildDiedError, ask
+from .config.goal import Way
 from .config.multipliers import TOWERS, parse_multipliers
 from .record import FamilyPlan
 from .types.declarations import Declarations
@@ -22,6 +23,7 @@ def plan_in_process(
     multipliers: str | int | Mapping[str, int],
     *,
     to: str | None = None,
+    by: Way = "copies",
     architecture: str | None = None,
     export: str | None = None,
     stored: Sequence[str] | None = None,
@@ -34,6 +36,7 @@ def plan_in_process(
         "config": dict(config) if isinstance(config, Mapping) else str(config),
         "multipliers": dict(multipliers) if isinstance(multipliers, Mapping) else str(multipliers),
         "to": to,
+        "by": by,
         "architecture": architecture,
         "export": export,
         "stored": None if stored is None else list(stored),
@@ -92,6 +95,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
             request["config"],
             request["multipliers"],
             to=request["to"],
+            by=request["by"],
             architecture=request["architecture"],
             export=request["export"],
             stored=request["stored"],
@@ -125,6 +129,7 @@ def _nearest(request: Mapping[str, Any]) -> list[Fault]:
         family = family_plan(
             request["config"],
             multipliers,
+            by=request["by"],
             architecture=request["architecture"],
             stored=request["stored"],
         )

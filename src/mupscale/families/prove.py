@@ -2,7 +2,7 @@
 
 The plan that is proved is the one for the full model, brought back to the size of the copy. A control runs next to
 it, with the same weights and unscaled learning rates and eps; if it continued like the base, the steps would prove
-nothing.
+nothing. A plan by units is also woken on the copy, to see whether its loss stays.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from torch import nn
 
 from ..errors import Fault, MupscaleError
 from ..models.float64 import cast_, lifted_casts
+from ..models.names import named_tensors
+from ..noise.kinds import NewUnits
+from ..noise.resolve import resolve_noise
+from ..noise.where import exempt_of
 from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..plans.rows import old_words
 from ..plans.wide_model import fill_model_
 from ..proofs.identity import Loss
 from ..runs.run import Run
-from ..tensors.differences import curve_gap
+from ..tensors.differences import curve_gap, loss_gap
 from ..tensors.random_states import forked
 from ..training.check.verify import verify
 from .copy.lift import Tensors
@@ -104,7 +108,8 @@ def prove(family: FamilyPlan, steps: int = 5) -> FamilyPlan:
                 )
             ],
         )
-    return family.with_evidence(steps=steps, worst_step=certificate.worst, control=control)
+    jump = _jump(copied) if family.goal.by == "units" else None
+    return family.with_evidence(steps=steps, worst_step=certificate.worst, control=control, jump=jump)
 
 
 def _adamw(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
@@ -115,6 +120,19 @@ def _adamw(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
     if bare:
         groups.append({"params": [p for n, p in named if n in bare], "weight_decay": 0.0})
     return torch.optim.AdamW(groups, lr=3e-3, eps=1e-3, weight_decay=0.1)
+
+
+def _jump(copied: Copy) -> float:
+    """How far the loss moves when new units wake and copies are split, by the plan that was brought back to the copy's size."""
+    tensors = {name: tensor for name, _, tensor in named_tensors(copied.base)}
+    exempt = exempt_of(copied.base, copied.plan, "base")
+    noise = resolve_noise(tensors, NewUnits(), plan=copied.plan, exempt=exempt)
+    with lifted_casts(), torch.no_grad():
+        wide = cast_(
+            fill_model_(copied.wide(), copied.base, Direction(copied.plan, noise=noise)), torch.float64
+        )
+        before, after = (float(copied.losses[0](model)) for model in (copied.base, wide))
+    return loss_gap(before, after)
 
 
 def _control(run: Run, copied: Copy, step: Any, exact: tuple[float, ...]) -> float:

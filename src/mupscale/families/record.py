@@ -22,6 +22,8 @@ from .config.goal import Goal
 from .types.declarations import Declarations
 
 FORMAT = "mupscale family plan 1"
+JUMP = 1e-10
+"""How far the loss of a small copy may move in float64 when new units wake: rounding, far below what training could show."""
 
 
 Cell = tuple[int, int]
@@ -92,6 +94,8 @@ class Evidence:
     """The largest relative error of losses, gradients and weights over those steps."""
     control: float = 0.0
     """The same with learning rates and eps left unscaled: must be far larger."""
+    jump: float | None = None
+    """How far the loss of the copy moves, relatively, when what is new wakes and copies are split; None where nobody looked."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ class FamilyPlan:
             "base_config": dict(self.base_config),
             "wide_config": dict(self.wide_config),
             "plan": self.plan.as_json(),
-            "evidence": asdict(self.evidence),
+            "evidence": {key: value for key, value in asdict(self.evidence).items() if value is not None},
             "small_config": dict(self.small_config),
             "small_goal": self.small_goal.as_json(),
             "powers": {n: {str(d): str(p) for d, p in by.items()} for n, by in self.powers.items()},

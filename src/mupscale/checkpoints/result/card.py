@@ -56,13 +56,26 @@ def _section(about: Mapping[str, Any]) -> str:
             f"base**: copies of a unit stay equal{asleep}, so it cannot use what is new until noise is added "
             "(`mupscale upscale`)."
         )
+    elif request.wakes:
+        readers = (
+            "copies of trained weights and noise"
+            if noise["asked"]["readers"] == "copied"
+            else "noise of their size"
+        )
+        state = (
+            "Its width consists of new units, which read "
+            f"{readers}, and nothing reads them yet; where zeros are not possible units are copied, and each weight that reads "
+            f"copies went whole to one of them (seed {about['request']['seed']}). **Its loss is the base's** up to rounding, and "
+            "everything that is new learns from the second step on."
+        )
     else:
         how = ", ".join(f"{key} = {value}" for key, value in sorted(noise["asked"].items()))
         state = (
             f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
             f"unit can part{awake}. {_losses(about['losses'])}"
         )
-    rate, source = rate_of(about)
+    known, source = rate_of(about)
+    rate = "LR" if known is None else known
     rows = "\n".join(
         f"| {', '.join(f'`{n}`' for n in group['tensors'][:4])}{' …' if len(group['tensors']) > 4 else ''} "
         f"| {group['lr']} | {group['eps']} | {group['weight_decay']} |"

@@ -7,9 +7,15 @@ with a masked head predict masked tokens. Other heads need labels that no text h
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
-NAME = "train.py"
+from ...files.directory import Directory
+from ...files.strict import parse_json, read_regular
+from ...files.typed import named
+
+NAME, STATE = "train.py", "trainer_state.json"
+_LONGEST = 1 << 28  # bytes; a log has a line for every few steps
 
 _SCRIPT = '''"""Train this model with the stock Trainer: python train.py --data text.jsonl [--steps 1000]
 
@@ -34,7 +40,7 @@ parser.add_argument("--out", type=Path, default=HERE / "trained")
 parser.add_argument("--steps", type=int, default=1000)
 parser.add_argument("--batch", type=int, default=16)
 parser.add_argument("--length", type=int, default={length})
-parser.add_argument("--lr", type=float, default={lr}, help="as you would give the base; {source}")
+parser.add_argument("--lr", "--learning-rate", type=float, {rate}, help="as you would give the base; {source}")
 chosen = parser.parse_args()
 
 rows = [json.loads(line) for line in chosen.data.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -100,10 +106,33 @@ _LR = 3e-4
 """A rate that is usual for small decoders; the recipe's is taken where there is one."""
 
 
-def rate_of(about: Mapping[str, Any]) -> tuple[float, str]:
-    """The learning rate to start with, and where it comes from."""
+def rate_of(about: Mapping[str, Any]) -> tuple[float | None, str]:
+    """The learning rate to start with, and where it comes from; None where new units were woken and the base's is not known."""
     tuned = ((about["noise"] or {}).get("asked") or {}).get("lr")
-    return (_LR, "a usual rate, not tuned for this model") if tuned is None else (tuned, "the recipe's")
+    if tuned is not None:
+        return tuned, "the recipe's"
+    if "peak_lr" not in about:
+        return _LR, "a usual rate, not tuned for this model"
+    peak = about["peak_lr"]
+    half = "half of the base's highest rate, which suits new units"
+    return (None, half) if peak is None else (float(f"{peak / 2:.6g}"), f"{half}: {STATE} has {peak:g}")
+
+
+def peak_rate(directory: Directory) -> float | None:
+    """The highest learning rate of the run that left a directory, as its Trainer has logged it; None where it has not.
+
+    The settings of the run (training_args.bin) are a pickle, which is never opened.
+    """
+    if STATE not in directory.trainer:
+        return None
+    log = named(parse_json(read_regular(directory.path / STATE, _LONGEST), STATE, infinity=True)).get(
+        "log_history"
+    )
+    rates = (
+        [row.get("learning_rate") for row in log if isinstance(row, dict)] if isinstance(log, list) else []
+    )
+    known = [float(rate) for rate in rates if isinstance(rate, (int, float)) and 0 < rate < inf]
+    return max(known, default=None)
 
 
 def writes_text(about: Mapping[str, Any]) -> bool:
@@ -128,11 +157,12 @@ def train_script(about: Mapping[str, Any]) -> str | None:
         return None
     longest = config.get("max_position_embeddings") or config.get("n_positions") or _LENGTH
     lr, source = rate_of(about)
+    rate = "required=True" if lr is None else f"default={lr}"
     return _SCRIPT.format(
         architecture=name,
         labels=labels,
         mask=_MASK if labels is _MASKED else "",
         length=min(_LENGTH, int(longest)),
-        lr=lr,
+        rate=rate,
         source=source,
     )

@@ -7,7 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from ...checkpoints.noise_words import DEFAULT_NOISE, parse_noise
+from ...checkpoints.noise_words import DEFAULT_NOISE, READERS, WAKING, parse_noise
 from ...errors import MupscaleError
 from .plan import add_source, declared, goal_of
 from .verb import add_verb, location, path
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 def add_to(verbs: Any) -> None:
     exact = "write a wider checkpoint that trains exactly like the base and cannot use its width yet"
-    grown = "write a wider checkpoint with noise, so that it can use its new width"
+    grown = "write a wider checkpoint that can use its new width, with the loss of the base"
     kept = ("./base ./wide -k 2", "./base ./wide -k 2 --dry-run")
-    noisy = ("./base ./wide -k 2 --noise auto", "./base ./wide -k 2 --recipe tuning/recipe.json")
+    noisy = ("./base ./wide -k 2", "./base ./wide -k 2 --by copies --noise auto")
     more = "Streamed, with the optimizer state of a Trainer; run the same command again to resume."
-    frees = "mupscale upscale adds the noise that lets it use its new width."
+    frees = "mupscale upscale lets it use its new width."
+    units = "Without options by new units, which change no output; --noise or --recipe part copies instead."
     for name, text, about, examples in (
         ("grow", exact, f"{frees} {more}", kept),
-        ("upscale", grown, more, noisy),
+        ("upscale", grown, f"{units} {more}", noisy),
     ):
         verb = add_verb(verbs, name, text, about, examples=examples)
         add_source(verb)
@@ -38,11 +39,12 @@ def add_to(verbs: Any) -> None:
             verb.add_argument(
                 "--noise",
                 metavar="SIZE",
-                help="auto (the size at which the loss has risen by a twentieth of what was learned, or by what --steps allow; "
+                help="noise that parts copies, which raises the loss for a while: auto (the size at which the loss has risen by a twentieth of what was learned, or by what --steps allow; "
                 "auto=0.2 for a fifth), t=… "
                 "(relative to each weight's spectral norm), sigma=… (one reference constant for all tensors) or paired=… "
                 "(zero-sum over copies: the output moves by rounding only). Write auto where no size was tuned and the model fits "
-                f"into memory, else {DEFAULT_NOISE}",
+                f"into memory, else {DEFAULT_NOISE}. With --by units: copied (new units read what trained units read, and noise) or "
+                "random (default: copied, by units)",
             )
             verb.add_argument(
                 "--steps",
@@ -123,8 +125,10 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    goal = goal_of(chosen)
     _check(chosen)
+    if _wakes(chosen):
+        chosen.by = "units"
+    goal = goal_of(chosen)
     request, share = _request(chosen, goal), _share(chosen.worker)
     from .. import grow as grow
 
@@ -142,11 +146,11 @@ def _check(chosen: argparse.Namespace) -> None:
             "--recipe sets the noise: leave out --steps, which is for --noise auto",
             code="recipe.with_other_settings",
         )
-    if chosen.verb_name == "upscale" and chosen.noise is None and chosen.recipe is None:
+    if chosen.verb_name == "upscale" and chosen.by == "copies" and not (chosen.noise or chosen.recipe):
         raise MupscaleError(
-            "upscale needs a noise size: --noise auto | t=… | sigma=… | paired=…, or --recipe FILE\n"
+            "copies need a noise size: --noise auto | t=… | sigma=… | paired=…, or --recipe FILE\n"
             f"  without a tuned size write --noise auto; for a model that does not fit into memory {DEFAULT_NOISE}\n"
-            "  for the exact map without noise: mupscale grow",
+            "  for new units, which need none, leave out --by; for the exact map without noise: mupscale grow",
             code="noise.not_given",
         )
     if chosen.workers < 1:
@@ -157,12 +161,20 @@ def _check(chosen: argparse.Namespace) -> None:
         parse_noise(chosen.noise, chosen.steps)
 
 
+def _wakes(chosen: argparse.Namespace) -> bool:
+    """Whether new units are asked for, which `upscale` wakes: where nothing is said that parts copies."""
+    if chosen.verb_name != "upscale" or chosen.recipe is not None or chosen.by == "copies":
+        return False
+    return chosen.noise is None or parse_noise(chosen.noise, chosen.steps)[0] in READERS
+
+
 def _request(chosen: argparse.Namespace, goal: Goal) -> Request:
     from ...checkpoints.request import SHARD_BYTES, Request, parse_dtype
 
+    waking = WAKING if _wakes(chosen) else None
     request = Request(
         goal,
-        noise=None if chosen.noise is None else parse_noise(chosen.noise, chosen.steps),
+        noise=waking if chosen.noise is None else parse_noise(chosen.noise, chosen.steps),
         seed=chosen.seed,
         dtype=None if chosen.dtype is None else parse_dtype(chosen.dtype),
         shard_bytes=chosen.shard_size or SHARD_BYTES,

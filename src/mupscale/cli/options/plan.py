@@ -49,6 +49,12 @@ def add_source(verb: argparse.ArgumentParser) -> None:
         "experts: experts=8,top_k=2,expert_ffn=64; what is new sleeps until noise wakes it (default: the base's sizes)",
     )
     verb.add_argument(
+        "--by",
+        choices=("copies", "units"),
+        help="copies: every unit is copied; units: new units, which are zero and have no effect until they wake, and copies only "
+        "where zeros are not possible (default: units for upscale without --noise and --recipe, else copies)",
+    )
+    verb.add_argument(
         "--into",
         metavar="TYPE",
         help="the model_type that holds the base and its new experts, such as granitemoeshared (default: the first that holds "
@@ -81,7 +87,7 @@ def goal_of(chosen: argparse.Namespace) -> Goal:
     to = chosen.to
     if chosen.into is not None:
         to = f"{to},into={chosen.into}" if to else f"into={chosen.into}"
-    return Goal.parse(chosen.multipliers or "1", to)
+    return Goal.parse(chosen.multipliers or "1", to, chosen.by or "copies")
 
 
 def declared(chosen: argparse.Namespace) -> Declarations | None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...checkpoints.noise_words import AUTO
 from ...checkpoints.request import Request
 from ...checkpoints.result.card import evaluation
 from ...checkpoints.result.train_script import NAME as SCRIPT
@@ -21,22 +20,21 @@ from ...studies.directory.text import TOKENIZERS
 def next_steps(base: Location, out: Location, job: Job, declare: Path | None = None) -> str:
     """The commands that a user runs next; `declare` is the file of declarations that was used."""
     about = job.about
-    rate, source = rate_of(about)
+    known, source = rate_of(about)
+    rate = "LR" if known is None else f"{known:g}"
     lines = [f"written: {out}   ({about['architecture']}, {about['parameters']['wide']:,} parameters)", ""]
     if about["noise"] is None:
         again = [
             "mupscale",
             "upscale",
             str(base),
-            f"{out}-noisy",
+            f"{out}-awake",
             *_arguments(about["request"]),
             *([] if declare is None else ["--declare", str(declare)]),
-            "--noise",
-            AUTO,
         ]
         by = "" if about.get("words") is None else f" by a loss over its {about['words']['ids'][0]} words"
         lines += [
-            f"It trains exactly like the base{by}, and cannot use what is new until noise is added:",
+            f"It trains exactly like the base{by}, and cannot use what is new. To use it, at the loss of the base:",
             f"  {shlex.join(again)}",
             "",
         ]
@@ -54,14 +52,14 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
     if any(text.name == SCRIPT for text in job.texts):
         lines += [
             "To train it with the stock Trainer (each line of the file is JSON with a text):",
-            f"  {shlex.join(['python', str(out / SCRIPT), '--data', 'text.jsonl'])}",
+            f"  {shlex.join(['python', str(out / SCRIPT), '--data', 'text.jsonl', *([] if known else ['--learning-rate', 'LR'])])}",
             "",
         ]
     lines += [
         f"To {'start with a fresh optimizer' if stated else 'train it in your own loop'} (lr as you would give the base; {source}):",
         "  import mupscale as mu, torch, transformers",
         f'  model = transformers.{about["architecture"]}.from_pretrained("{out}")',
-        f'  optimizer = mu.trainers.optimizer_for(model, "{out}", torch.optim.AdamW, lr={rate:g})',
+        f'  optimizer = mu.trainers.optimizer_for(model, "{out}", torch.optim.AdamW, lr={rate})',
         "",
         "To prove what was written:",
         check,

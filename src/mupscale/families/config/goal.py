@@ -1,21 +1,26 @@
 """What a user asked to grow, as one value: `-k 2` and `--to hidden=96,layers=8` are two spellings of it.
 
-A width n goes to k·n, or to a size N = k·n + p that `--to` names: k copies of every unit, then p zeros. A small copy of a
-model grows in the same way by other numbers (`small_goals`).
+A width n goes to k·n, or to a size N that `--to` names. By copies that is N = k·n + p: k copies of every unit, then p zeros.
+By units it is n + p: the base's units, then zeros, which noise turns into new units. A small copy of a model grows in the same
+way by other numbers (`small_goals`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
-from ...errors import Fault, raise_faults
+from ...errors import Fault, MupscaleError, raise_faults
 from ..types.symbols import explicit_head_size, symbols
 from .multipliers import EVERY, NOTHING, TOWERS, Experts, Multipliers, To, parse_multipliers, parse_to
 
 _SHORT = {"hidden": "E", "heads": "H", "kv_heads": "KV"}
 """Widths that `symbols` knows by a short name."""
+
+
+Way = Literal["copies", "units"]
+"""By copies of every unit, with zeros where a size is no whole multiple; or by new units, wherever zeros are possible."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +32,26 @@ class Goal:
     (160, 352, 4, 8)
     >>> goal.copies("hidden", 64), goal.pads("hidden", 64)
     (2, 32)
+    >>> goal = replace(goal, by="units")
+    >>> goal.copies("hidden", 64), goal.pads("hidden", 64)
+    (1, 96)
     """
 
     k: Multipliers = field(default_factory=dict)
     to: To = NOTHING
+    by: Way = "copies"
+
+    def __post_init__(self) -> None:
+        if self.by not in get_args(Way):
+            known = " or ".join(f'"{way}"' for way in get_args(Way))
+            raise MupscaleError(
+                f"by={self.by!r} is no way to grow a checkpoint; write {known}", code="argument.unknown_way"
+            )
 
     @staticmethod
-    def parse(multipliers: str | int | Multipliers, to: str | None = None) -> Goal:
-        """The goal that `-k` and `--to` say together; a width is named by one of them."""
-        goal = Goal(parse_multipliers(multipliers), NOTHING if to is None else parse_to(to))
+    def parse(multipliers: str | int | Multipliers, to: str | None = None, by: Way = "copies") -> Goal:
+        """The goal that `-k`, `--to` and `--by` say together; a width is named by one of the first two."""
+        goal = Goal(parse_multipliers(multipliers), NOTHING if to is None else parse_to(to), by)
         twice = [width for width in goal.sizes if width in goal.k]
         what = "both -k and --to name it, expected one of them"
         remedy = "leave it out of one"
@@ -52,9 +68,12 @@ class Goal:
         -k 2
         --to layers=8
         -k ffn=2 --to vocab=+64
+        >>> print(Goal.parse(2, by="units"))
+        -k 2 --by units
         """
         width = [f"-k {self.k_text}"] if self.to_text is None or self.k_text != "1" else []
-        return " ".join([*width, *([] if self.to_text is None else [f"--to {self.to_text}"])])
+        to = [] if self.to_text is None else [f"--to {self.to_text}"]
+        return " ".join([*width, *to, *(["--by units"] if self.by == "units" else [])])
 
     @property
     def k_text(self) -> str:
@@ -115,11 +134,11 @@ class Goal:
 
     def copies(self, width: str, now: int) -> int:
         """How many copies each of its units gets."""
-        return self.size(width, now) // now if now else 1
+        return self.size(width, now) // now if now and self.by == "copies" else 1
 
     def pads(self, width: str, now: int) -> int:
         """How many zeros follow the copies."""
-        return self.size(width, now) % now if now else 0
+        return self.size(width, now) - now * self.copies(width, now) if now else 0
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -130,6 +149,7 @@ class Goal:
             "vocab": self.to.vocab,
             "positions": self.to.positions,
             **({} if self.to.experts is None else {"experts": list(self.to.experts)}),
+            **({} if self.by == "copies" else {"by": self.by}),
         }
 
     @staticmethod
@@ -139,16 +159,17 @@ class Goal:
         behind = None if after is None else tuple(map(int, after))
         experts = Experts(*entry["experts"]) if "experts" in entry else None
         to = To(int(entry["layers"]), behind, sizes, str(entry["vocab"]), int(entry["positions"]), experts)
-        return Goal({str(width): int(k) for width, k in entry["k"].items()}, to)
+        return Goal({str(width): int(k) for width, k in entry["k"].items()}, to, entry.get("by", "copies"))
 
 
 def small_goals(
     goal: Goal, full: Mapping[str, Any], small: Mapping[str, Any], ffn: str | None
 ) -> Iterator[Goal]:
-    """Goals for a small copy of a configuration that grows as the full one does: k copies, and zeros where it has zeros.
+    """Goals for a small copy of a configuration that grows as the full one does: to the same multiple, or between the same two.
 
-    Two goals with zeros differ in the share of the stream and of the feed-forward layers that is filled, so that a fold
-    that is right for one share only is found out. Without zeros there is one goal. `ffn` is the field of that width.
+    Two goals differ in the share of the stream and of the feed-forward layers that is filled, so that a fold that is right
+    for one share only is found out. Where every width grows to a whole multiple there is one goal: by units too, because the
+    copy then fills the same share as the full model. `ffn` is the field of that width.
 
     >>> full = {"hidden_size": 4096, "num_attention_heads": 32, "head_dim": 128}
     >>> small = {"hidden_size": 56, "num_attention_heads": 2, "head_dim": 128}
@@ -163,10 +184,12 @@ def small_goals(
             n, m = names.get(key), now.get(key)
             if type(n) is not int or type(m) is not int:
                 continue
-            copied, zeros = goal.copies(width, n) * m, goal.pads(width, n)
+            whole, rest = divmod(goal.size(width, n), n)
+            copied, zeros = whole * m, rest
             unit = 1
             if width == "heads":
-                unit = now["G"] if "kv_heads" in sizes and goal.pads("kv_heads", names["KV"]) else 1
+                partial = "kv_heads" in sizes and goal.size("kv_heads", names["KV"]) % names["KV"]
+                unit = now["G"] if partial else 1
             elif width == "hidden":
                 unit = sizes.get("heads", now.get("H", 1))
             least = m // share if width in ("hidden", "ffn") else 1
@@ -177,11 +200,11 @@ def small_goals(
                     size = sizes["heads"] * now["D"]
             sizes[width] = size
         yield replace(goal, to=To(0, None, tuple(sorted(sizes.items()))))
-        if not _zeros(goal, names, ffn):
+        if not _partial(goal, names, ffn):
             return
 
 
-def _zeros(goal: Goal, names: Mapping[str, Any], ffn: str | None) -> bool:
-    """Whether any width of a configuration gets zeros."""
+def _partial(goal: Goal, names: Mapping[str, Any], ffn: str | None) -> bool:
+    """Whether any width of a configuration grows to a size that is no whole multiple."""
     sizes = [(width, names.get(_SHORT.get(width, ffn or ""))) for width in goal.sizes]
-    return any(goal.pads(width, n) for width, n in sizes if type(n) is int)
+    return any(goal.size(width, n) % n for width, n in sizes if type(n) is int)

@@ -4,7 +4,8 @@ A full tensor takes the plan of the small tensor with the same name up to number
 number follows from the full model. A size that is not a whole number of blocks is a fault.
 
 The copy of Llama 70B in shrink.py has q_proj rows "2x2 * 1024": 2 blocks of 8 heads of 128 rows. The full
-model has 8,192 rows, hence 8 blocks. Its stream of 48 channels, "48x2", becomes "8192x2":
+model has 8,192 rows, hence 8 blocks. Its stream of 48 channels, "48x2", becomes "8192x2". By new units the factor with
+zeros is the one whose size follows from the full model.
 
 >>> str(_axis(Axis.parse("out: 2x2 * 1024"), 8192, 16384)), str(_axis(Axis.parse("in: 48x2"), 8192, 16384))
 ('out: 8x2 * 1024', 'in: 8192x2')
@@ -12,7 +13,8 @@ model has 8,192 rows, hence 8 blocks. Its stream of 48 channels, "48x2", becomes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
@@ -25,7 +27,7 @@ from ...models.names import named_tensors, pattern_of, unique_tensors
 from ...plans.plan import Plan
 from ...plans.tensor_plan import Powers, TensorPlan
 from ...rules.axes import Axis
-from ...rules.products import Factor, Product
+from ...rules.products import COPIES, Factor, Product, Ways
 from ...rules.scale import Scale
 
 
@@ -68,6 +70,7 @@ def lift(
         ]
     raise_faults("the two full models do not correspond", faults)
     twins = _Twins(small, list(base.shapes))
+    ratios = _ratios(small, base, twins)
     tensors: dict[str, TensorPlan] = {}
     lifted: dict[str, Mapping[int, Fraction]] = {}
     for name in wide.shapes:
@@ -86,7 +89,7 @@ def lift(
             twin, held = small.tensors[other], (powers or {}).get(other, {})
             declared = (layouts or {}).get(name, {})
             axes = tuple(
-                _axis(axis, a, b, declared.get(dim))
+                _axis(axis, a, b, declared.get(dim), ratios)
                 for dim, (axis, a, b) in enumerate(
                     zip(twin.axes, base.shapes[name], wide.shapes[name], strict=True)
                 )
@@ -121,14 +124,19 @@ def _refilled(
     return fold
 
 
-def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
+def _axis(
+    axis: Axis, base: int, wide: int, declared: Any = None, ratios: Set[Fraction] = frozenset()
+) -> Axis:
     """An axis of the copy at the sizes of the full model.
 
-    Only the number of outer units changes, in every segment by the same ratio. A fused "2x2 * 16 | 4x2 * 8"
-    (queries, then keys and values) of 64 rows, in a full model with 4 times as many heads:
+    Only the number of units that grow changes, in every segment by the same ratio, which must be that of a space of its
+    own (`ratios`) where segments differ. A fused "2x2 * 16 | 4x2 * 8" (queries, then keys and values) of 64 rows, in a
+    full model with 4 times as many heads, by copies and by new units:
 
-    >>> str(_axis(Axis.parse("out: 2x2 * 16 | 4x2 * 8"), 256, 512))
+    >>> str(_axis(Axis.parse("out: 2x2 * 16 | 4x2 * 8"), 256, 512, None, {Fraction(4)}))
     'out: 8x2 * 16 | 16x2 * 8'
+    >>> str(_axis(Axis.parse("out: 32+32 | 2 * 16+16"), 256, 512, None, {Fraction(4)}))
+    'out: 128+128 | 2 * 64+64'
     """
     if base == wide:
         if axis.grows:
@@ -142,18 +150,16 @@ def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
             code="family.only_full_axis_grows",
         )
     if declared is not None:
-        found = Axis.between(base, wide, axis.role, declared)
+        found = Axis.between(base, wide, axis.role, declared, Ways("units") if axis.padded else COPIES)
     else:
-        segments = []
-        for segment in axis.segments:
-            number = Fraction(segment[0].size * base, axis.base)
-            if number.denominator != 1:
-                raise MupscaleError(
-                    f"{base} units are not a whole number of the blocks in {axis}",
-                    code="family.blocks_not_whole",
-                )
-            segments.append((Factor(int(number), segment[0].k, 0), *segment[1:]))
-        found = Axis.of(*_padded(axis, segments, wide), role=axis.role)
+        ratio = Fraction(base, axis.base)
+        if len(axis.segments) > 1 and axis.padded and ratio not in ratios:
+            raise MupscaleError(
+                f"the parts of {axis} do not all grow {ratio} times from the small copy to the full model",
+                code="family.parts_of_several_spaces",
+            )
+        segments = [_lifted(axis, segment, ratio, Fraction(wide, base)) for segment in axis.segments]
+        found = Axis.of(*segments, role=axis.role)
     if (found.base, found.wide) != (base, wide):
         raise MupscaleError(
             f"the layout {axis} of the small copy gives {found.base} -> {found.wide}, the full model has {base} -> {wide}",
@@ -162,39 +168,67 @@ def _axis(axis: Axis, base: int, wide: int, declared: Any = None) -> Axis:
     return found
 
 
-def _padded(axis: Axis, segments: list[Product], wide: int) -> list[Product]:
-    """The segments with the zeros that the full sizes ask for, where the copy has zeros.
+def _lifted(axis: Axis, segment: Product, ratio: Fraction, share: Fraction) -> Product:
+    """A segment of an axis at `ratio` times its size, with the zeros that take it to `share` times that.
 
-    Query rows in blocks of 32, "2+1 * 32" in the copy, from 1,024 rows to 1,280:
+    Query rows in blocks of 32, "2+1 * 32" in the copy, from 1,024 rows to 1,280; three projections in one:
 
-    >>> (rows,) = _padded(Axis.parse("out: 2+1 * 32"), [(Factor(32), Factor(32))], 1280)
-    >>> [str(factor) for factor in rows]
-    ['32+8', '32']
+    >>> def lifted(text: str, ratio: int, share: Fraction) -> str:
+    ...     axis = Axis.parse(text)
+    ...     return str(Axis.of(_lifted(axis, axis.segments[0], Fraction(ratio), share)))
+    >>> lifted("out: 64+32", 16, Fraction(5, 4)), lifted("out: 3 * 16+16", 4, Fraction(2))
+    ('1024+256', '3 * 64+64')
     """
-    if not axis.padded:
-        return segments
-    if len(segments) > 1 or any(factor.pad for factor in axis.segments[0][1:]):
+    at = _growing(segment)
+    outer, own, inner = segment[:at], segment[at], segment[at + 1 :]
+    number, zeros = own.size * ratio, Fraction(0)
+    if any(factor.pad for factor in (*outer, *inner)) or any(factor.k != 1 for factor in outer):
         raise MupscaleError(
             f"the zeros of {axis} in the small copy lie inside its parts", code="family.zeros_inside_parts"
         )
-    (head, *inner), (own, *_) = segments[0], axis.segments[0]
-    block = prod(factor.wide for factor in inner)
-    zeros, rest = divmod(wide - int(head.live) * block, block)
-    if rest or zeros <= 0 or not own.pad:
+    if axis.padded:
+        if len({Fraction(prod(f.wide for f in s), prod(f.size for f in s)) for s in axis.segments}) > 1:
+            raise MupscaleError(
+                f"the parts of {axis} in the small copy have unlike shares of zeros",
+                code="family.zeros_inside_parts",
+            )
+        zeros = number * share * prod(f.size for f in inner) / prod(f.wide for f in inner) - number * own.k
+    if number.denominator != 1 or zeros.denominator != 1 or zeros < 0 or bool(zeros) != bool(own.pad):
         raise MupscaleError(
-            f"{wide} units are not a whole number of the blocks in {axis}", code="family.blocks_not_whole"
+            f"{axis.base * ratio * share} units are not a whole number of the blocks in {axis}",
+            code="family.blocks_not_whole",
         )
-    return [(Factor(head.size, head.k, zeros), *inner)]
+    return (*outer, Factor(int(number), own.k, int(zeros)), *inner)
+
+
+def _growing(segment: Product) -> int:
+    """Which factor of a segment has a number of units that depends on the size: the one with zeros, or the outermost."""
+    return next((at for at, factor in enumerate(segment) if factor.pad), 0)
+
+
+def _ratios(small: Plan, base: Tensors, twins: _Twins) -> Set[Fraction]:
+    """How many times larger than in the small copy the spaces of the full model are, by axes that belong to one space."""
+    found = set()
+    for name, shape in base.shapes.items():
+        with suppress(MupscaleError):  # a tensor without a twin is refused by `lift`
+            axes = small.tensors[twins.of(name)].axes
+            plain = [(axis, size) for axis, size in zip(axes, shape, strict=True) if len(axis.segments) == 1]
+            found |= {Fraction(size, axis.base) for axis, size in plain if axis.grows}
+    return found
 
 
 def _structure(plan: TensorPlan) -> tuple[Any, ...]:
     """Everything in a tensor's plan except the number of its outer units."""
     axes = tuple(
-        (axis.role, tuple((s[0].k, bool(s[0].pad), s[1:]) for s in axis.segments) if axis.grows else None)
-        for axis in plan.axes
+        (axis.role, tuple(_form(s) for s in axis.segments) if axis.grows else None) for axis in plan.axes
     )
     how = (plan.fold, plan.shift, plan.kind, plan.fill, plan.trainable, plan.cat)
     return axes, *how, plan.cut, plan.mean, plan.gain, plan.typical
+
+
+def _form(segment: Product) -> tuple[Any, ...]:
+    at = _growing(segment)
+    return segment[:at], segment[at].k, bool(segment[at].pad), segment[at + 1 :]
 
 
 class _Twins:

@@ -21,7 +21,7 @@ from ...planning.search.search import Found
 from ...plans.ends import identity_plan
 from ...plans.plan import Plan
 from ...rules.axes import Layout
-from ...rules.products import Ways
+from ...rules.products import By, Ways
 from ...tensors.expand import expand
 from ...tensors.random_states import forked
 from ..config.goal import Goal
@@ -62,6 +62,7 @@ def search_small(
     row, k = row_for(small.model_type), goal.copies("hidden", sizes.get("E", 1))
     told = declared or Declarations()
     values = told.values(sizes, goal.declared.copies("heads", sizes.get("H", 1)))
+    way: By = "units" if goal.by == "units" else "padded" if _padded(base_model, wide_model) else "copies"
     found = find_plan(
         makers["base"],
         makers["wide"],
@@ -75,7 +76,7 @@ def search_small(
             },
             plus_one=told.plus_one,
         ),
-        ways=Ways("padded" if _padded(base_model, wide_model) else "copies"),
+        ways=Ways(way),
         seconds=SECONDS,
         both_modes=False,  # needs are part of a job, which is resumed by its text
     )
