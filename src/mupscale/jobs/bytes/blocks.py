@@ -172,12 +172,12 @@ class BlockMaker:
         return self._staging.room_bytes + sum(room.numel() for room in self._rooms.values())
 
     def _fill_(self, out: Tensor, making: Making, base: StoredBase, start: list[int]) -> None:
-        read = making.reads.cover(Rectangle(tuple(start), tuple(out.shape)))
-        if read.numel > max(out.numel(), _SMALL):
-            self._split_(out, making, base, start, read.shape)
+        wanted = making.reads.cover(Rectangle(tuple(start), tuple(out.shape)))
+        if wanted.numel > max(out.numel(), _SMALL):
+            self._split_(out, making, base, start, wanted.shape)
             return
-        lows = list(read.start)
-        room = self._staging.room(base.dtype, read.shape)
+        lows = list(wanted.start)
+        room = self._staging.room(base.dtype, wanted.shape)
         base.read_(lows, room)
         read = self._staging.on_device(room)
         compute = torch.promote_types(compute_dtype(read.dtype), compute_dtype(out.dtype))
