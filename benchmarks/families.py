@@ -23,7 +23,9 @@ from transformers.utils.logging import disable_progress_bar
 from harness.family_configs import EXACT, INEXACT, Case
 from harness.popular import reloaded
 from harness.program import Outcome, UsageError, option, run
+from mupscale.cli.plan import copied_sizes
 from mupscale.errors import MupscaleError
+from mupscale.families.config.goal import Way
 from mupscale.families.copy.losses import batch_for, loss_for
 from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
@@ -36,9 +38,9 @@ BOUND = 1e-10
 TYPES = 33
 
 
-def plan_of(case: Case, k: int) -> FamilyPlan:
+def plan_of(case: Case, k: int, by: Way = "copies") -> FamilyPlan:
     raw = {"model_type": case.model_type, "architectures": [case.architecture], **case.fields}
-    return family_plan(raw, case.multipliers.format(k=k))
+    return family_plan(raw, case.multipliers.format(k=k), by=by)
 
 
 def live_and_reloaded(family: FamilyPlan) -> tuple[float, float]:
@@ -55,16 +57,21 @@ def live_and_reloaded(family: FamilyPlan) -> tuple[float, float]:
     return forward, loaded
 
 
-def grown(case: Case, k: int, steps: int) -> float:
-    """Grow one configuration, print its row, return its worst error."""
+def grown(case: Case, k: int, steps: int, by: Way = "copies") -> float:
+    """Grow one configuration, print its row, return its worst error; by units that of waking counts too."""
     started = time.monotonic()
-    family = prove(plan_of(case, k), steps)
+    family = prove(plan_of(case, k, by), steps)
     forward, loaded = live_and_reloaded(family)
     e = family.evidence
-    worst = max(e.worst_gradient, e.worst_step, forward, loaded)
+    worst = max(e.worst_gradient, e.worst_step, forward, loaded, e.jump or 0.0)
+    awake = (
+        ""
+        if e.jump is None
+        else f"awake {e.jump:.0e} copies {', '.join(copied_sizes(family.plan)) or 'none'} "
+    )
     print(
         f"{case.name:26} k={k} forward {forward:.0e} reload {loaded:.0e} gradient {e.worst_gradient:.0e} "
-        f"{steps} steps {e.worst_step:.0e} (control {e.control:.0e}) trials {e.trials} by {e.source} "
+        f"{steps} steps {e.worst_step:.0e} {awake}(control {e.control:.0e}) trials {e.trials} by {e.source} "
         f"[{time.monotonic() - started:.1f} s]",
         flush=True,
     )
@@ -97,7 +104,7 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         for k in (2,) if chosen.quick else (2, 3):
             total += 1
             try:
-                errors.append(grown(case, k, 3 if chosen.quick else 5))
+                errors.append(grown(case, k, 3 if chosen.quick else 5, chosen.by))
             except MupscaleError as refusal:
                 print(f"{case.name:26} k={k} REFUSED {refusal}", flush=True)
                 continue
@@ -119,4 +126,5 @@ if __name__ == "__main__":
         "--quick", action="store_true", help="one configuration of each type, k = 2 alone, fewer steps"
     )
     only = option("--only", default="", help="part of a name in harness/family_configs.py")
-    sys.exit(run(measure, quick, only, doc=__doc__))
+    by = option("--by", choices=("copies", "units"), default="copies", help="how widths grow")
+    sys.exit(run(measure, quick, only, by, doc=__doc__))

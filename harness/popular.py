@@ -27,20 +27,28 @@ from harness.limited import HANG, limited, silent
 from harness.popular_types import POPULAR
 from harness.runs import step
 from mupscale.errors import MupscaleError
+from mupscale.families.config.goal import Way
 from mupscale.families.config.multipliers import TOWERS
 from mupscale.families.copy.losses import batch_for, loss_for
 from mupscale.families.models import config_from, factory, fresh, model_class, not_stored, quiet
 from mupscale.families.plan import family_plan
 from mupscale.families.prove import prove
-from mupscale.families.record import Evidence, FamilyPlan
+from mupscale.families.record import JUMP, Evidence, FamilyPlan
 from mupscale.models.float64 import cast_, lifted_casts
 from mupscale.proofs.identity import Loss
 from mupscale.runs.run import Run
 from mupscale.training.grow.grow import grow
 
 STORED = Path(__file__).parents[1] / "benchmarks" / "families_popular.jsonl"
+STORED_UNITS = STORED.with_name("families_popular_units.jsonl")
+VERDICTS: Mapping[Way, tuple[str, ...]] = {
+    "copies": ("exact", "ffn_only", "refused", "crashed", "slow"),
+    "units": ("units", "mixed", "copies", "jumps", "refused", "crashed", "slow"),
+}
 SECONDS, MEMORY = 60, 3 << 30
 """What one type may take. Whoever waits longer for an answer takes the tool for broken; small copies need below 1 GiB."""
+UNITS_SECONDS = 180
+"""What one type may take by new units: a search that fails is followed by another, with more spaces by copies."""
 STEPS = 5
 BOUND = 1e-10
 CONTROL = 1e-6
@@ -145,6 +153,36 @@ def attempt(case: Case) -> Line:
     return {"verdict": "refused", "why": said}
 
 
+def by_units(case: Case) -> Line:
+    """One type by new units: which sizes grow by units and which by copies, the worst error asleep, the jump awake."""
+    torch.set_num_threads(1)
+    raw = {"model_type": case.model_type, "architectures": [case.architecture], **case.fields}
+    try:
+        family = prove(family_plan(raw, 2, by="units"), STEPS)
+    except MupscaleError as refusal:
+        return {"verdict": "refused", "code": refusal.code, "why": " ".join(str(refusal).split())}
+    worst = max(family.evidence.worst_gradient, family.evidence.worst_step, stepped(family))
+    ways: dict[str, dict[str, None]] = {"units": {}, "copies": {}}
+    for axis in (axis for entry in family.plan.tensors.values() for axis in entry.axes if axis.grows):
+        ways["units" if axis.padded else "copies"][f"{axis.base}->{axis.wide}"] = None
+    jump = family.evidence.jump
+    exact = worst <= BOUND and jump is not None and jump <= JUMP
+    verdict = "mixed" if all(ways.values()) else "units" if ways["units"] else "copies"
+    found = {way: list(sizes) for way, sizes in ways.items()}
+    seen = {
+        "worst": worst,
+        "jump": jump,
+        "control": family.evidence.control,
+        "trials": family.evidence.trials,
+    }
+    return {
+        "verdict": verdict if exact else "jumps" if worst <= BOUND else "crashed",
+        **found,
+        **seen,
+        "why": "",
+    }
+
+
 def _grown(raw: Mapping[str, Any], multipliers: str) -> tuple[float, Evidence]:
     """The largest error of a configuration that was planned, proved, grown, reloaded and stepped."""
     family = prove(family_plan(raw, multipliers), STEPS)
@@ -157,13 +195,14 @@ def towers_of(case: Case) -> tuple[str, ...]:
     return TOWERS if all(f"{tower}_config" in case.fields for tower in TOWERS) else ()
 
 
-def measured(case: Case) -> Line:
+def measured(case: Case, by: Way = "copies") -> Line:
     """One type in a process of its own, with the CPU seconds that it took."""
-    outcome = limited(silent(lambda: attempt(case)), SECONDS, MEMORY)
+    seconds = SECONDS if by == "copies" else UNITS_SECONDS
+    outcome = limited(silent(lambda: attempt(case) if by == "copies" else by_units(case)), seconds, MEMORY)
     if outcome.done:
         line = dict(outcome.value)
     elif outcome.value == HANG:
-        line = {"verdict": "slow", "why": f"more than {SECONDS} CPU seconds"}
+        line = {"verdict": "slow", "why": f"more than {seconds} CPU seconds"}
     else:
         line = {"verdict": "crashed", "why": str(outcome.value)}
     key = f"{key_of('families_popular')}-{_configuration(case)}"
@@ -185,16 +224,16 @@ def in_part(name: str, part: str) -> bool:
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % n == i
 
 
-def stored() -> dict[str, Line]:
+def stored(file: Path = STORED) -> dict[str, Line]:
     """The stored lines of types whose configurations are still the same, by name; they may be of earlier code."""
     keys = {case.name: _configuration(case) for case in POPULAR}
-    lines = map(json.loads, STORED.read_text(encoding="utf-8").splitlines() if STORED.exists() else ())
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines() if file.exists() else ())
     return {line["name"]: line for line in lines if keys.get(line["name"]) == line["key"].rpartition("-")[2]}
 
 
-def summary(lines: Iterable[Line]) -> str:
+def summary(lines: Iterable[Line], by: Way = "copies") -> str:
     counts = Counter(line["verdict"] for line in lines)
-    told = " ".join(f"{word}={counts[word]}" for word in ("exact", "ffn_only", "refused", "crashed", "slow"))
+    told = " ".join(f"{word}={counts[word]}" for word in VERDICTS[by])
     return f"types={sum(counts.values())} {told}"
 
 

@@ -29,6 +29,7 @@ from ...plans.tensor_plan import Powers, TensorPlan
 from ...rules.axes import Axis
 from ...rules.products import COPIES, Factor, Product, Ways
 from ...rules.scale import Scale
+from ..types.symbols import in_units
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,9 @@ def _axis(
             code="family.only_full_axis_grows",
         )
     if declared is not None:
-        found = Axis.between(base, wide, axis.role, declared, Ways("units") if axis.padded else COPIES)
+        units = axis.padded
+        declared = in_units(declared, Fraction(wide, base)) if units else declared
+        found = Axis.between(base, wide, axis.role, declared, Ways("units") if units else COPIES)
     else:
         ratio = Fraction(base, axis.base)
         if len(axis.segments) > 1 and axis.padded and ratio not in ratios:

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from typing import Any
 
 import torch
 
-from ...errors import Fault, raise_faults
+from ...errors import Fault, MupscaleError, raise_faults
 from ...models.build import build
 from ...models.float64 import lifted_casts
 from ...models.names import named_tensors, pattern_of
@@ -25,12 +27,12 @@ from ...rules.products import By, Ways
 from ...tensors.expand import expand
 from ...tensors.random_states import forked
 from ..config.goal import Goal
-from ..config.nested import edits, nested_configs
+from ..config.nested import edits, growing_fields, nested_configs
 from ..models import Config, as_data, factory, not_stored, on_meta
 from ..types.declarations import Declarations
 from ..types.export import wide_of
 from ..types.rows import row_for
-from ..types.symbols import layout, power, symbols
+from ..types.symbols import in_units, layout, power, symbols
 from .losses import batch_for, loss_for
 
 TOKENS = ("mask_token", "masked_spec_embed", "mask_emb")
@@ -59,30 +61,66 @@ def search_small(
         loss = loss_for(base_model, wide_model, batch_for(base_model, small))
     names = [name for name, _, _ in named_tensors(base_model)]
     sizes = symbols(as_data(small))
-    row, k = row_for(small.model_type), goal.copies("hidden", sizes.get("E", 1))
-    told = declared or Declarations()
-    values = told.values(sizes, goal.declared.copies("heads", sizes.get("H", 1)))
-    way: By = "units" if goal.by == "units" else "padded" if _padded(base_model, wide_model) else "copies"
-    found = find_plan(
-        makers["base"],
-        makers["wide"],
-        loss,
-        Declared(
-            roles={**_present({**_TOKEN_ROLES, **row.roles}, names), **told.roles},
-            layouts={**declared_layouts(as_data(small), goal, names), **values},
-            folds={
-                **{p: power(f, k) for p, f in _present(row.folds, names).items()},
-                **told.scales(goal.declared.copies("hidden", sizes.get("E", 1))),
-            },
-            plus_one=told.plus_one,
-        ),
-        ways=Ways(way),
-        seconds=SECONDS,
-        both_modes=False,  # needs are part of a job, which is resumed by its text
-    )
+    row, told = row_for(small.model_type), declared or Declarations()
+
+    def tried(goal: Goal, way: By) -> Found:
+        """The plan where what rows and declarations say of a width is said of copies, or of new units."""
+        k = goal.copies("hidden", sizes.get("E", 1))
+        layouts = declared_layouts(as_data(small), goal, names)
+        layouts |= told.values(sizes, replace(goal.declared, by="copies").copies("heads", sizes.get("H", 1)))  # type: ignore[arg-type]
+        if goal.by == "units":
+            share = Fraction(goal.size("heads", sizes.get("H", 1)), sizes.get("H", 1))
+            layouts = {
+                n: {d: in_units(one, share) for d, one in by.items()} if isinstance(by, dict) else by
+                for n, by in layouts.items()
+            }
+        return find_plan(
+            makers["base"],
+            makers["wide"],
+            loss,
+            Declared(
+                roles={**_present({**_TOKEN_ROLES, **row.roles}, names), **told.roles},
+                layouts=layouts,
+                folds={
+                    # Zeros need other folds, which the search finds.
+                    **{p: power(f, k) for p, f in _present(row.folds, names).items() if goal.by == "copies"},
+                    **told.scales(goal.declared.copies("hidden", sizes.get("E", 1))),
+                },
+                plus_one=told.plus_one,
+            ),
+            ways=Ways(way),
+            seconds=SECONDS,
+            both_modes=False,  # needs are part of a job, which is resumed by its text
+        )
+
+    copies = replace(goal, by="copies")
+    whole: By = "padded" if _padded(base_model, wide_model) else "copies"
+    if goal.by == "copies" or _outgrown(as_data(small), goal):
+        found = tried(copies, whole)
+    elif not (row.folds or row.layouts or told.folds or told.layouts):
+        found = tried(goal, "units")
+    else:
+        try:
+            found = tried(goal, "units")
+        except MupscaleError as error:
+            try:  # spaces about which something is declared by copies, the others by units
+                found = tried(copies, "units")
+            except MupscaleError:
+                raise error from None
     _refuse_recomputed(found.plan, build(makers["base"]), build(makers["wide"]))
     _refuse_unreached(found, row.idle)
     return found
+
+
+def _outgrown(data: Mapping[str, Any], goal: Goal) -> bool:
+    """Whether query heads grow more than key heads: a new query head on a trained key head cannot sleep."""
+    for path, part in nested_configs(data):
+        names, own = symbols(part), goal.within(path)
+        if "kv_heads" in growing_fields(part) and names.get("H"):
+            grown = [own.size(width, names[key]) for width, key in (("heads", "H"), ("kv_heads", "KV"))]
+            if grown[0] * names["KV"] > grown[1] * names["H"]:
+                return True
+    return False
 
 
 def _padded(base: Any, wide: Any) -> bool:
@@ -97,7 +135,8 @@ def _padded(base: Any, wide: Any) -> bool:
 def declared_layouts(
     data: Mapping[str, Any], goal: Goal, names: list[str], declared: Declarations | None = None
 ) -> dict[str, dict[int, Layout]]:
-    """The layouts that rows of the registry, and declarations by axis, give on one configuration, by tensor name."""
+    """The layouts by copies that rows of the registry, and declarations by axis, give on one configuration, by tensor name."""
+    goal = replace(goal, by="copies")
     found: dict[str, dict[int, Layout]] = {}
     for path, part in nested_configs(data):
         k = goal.within(path).copies("heads", symbols(part).get("H", 1))

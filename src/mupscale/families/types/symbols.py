@@ -115,6 +115,18 @@ def layout(text: str, names: Mapping[str, Any], k: int) -> Layout:
     return tuple(segments)
 
 
+def in_units(found: Layout, share: Fraction) -> Layout:
+    """A layout by copies as one by new units, which take every segment to `share` times its size.
+
+    >>> in_units((((2, 3), (16, 1)), ((4, 3), (8, 1))), Fraction(3))
+    (((2, 1, 4), (16, 1)), ((4, 1, 8), (8, 1)))
+    """
+    if isinstance(found, int):
+        return found
+    segments: Any = found
+    return tuple(((n, 1, int(n * share) - n), *inner) for (n, *_), *inner in segments)
+
+
 def power(text: str, k: int) -> Scale:
     """A power of the width multiplier: "1/k", "k", "k^-1/2".
 
