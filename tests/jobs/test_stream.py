@@ -39,6 +39,7 @@ from mupscale.jobs.journal.entries import (
     BaseStamp,
     BlockDone,
     Ended,
+    Entry,
     Measured,
     PartSent,
     StretchRead,
@@ -499,7 +500,7 @@ def test_other_numbers_of_workers_may_go_on(base, want, tmp_path, dying):
     assert bytes_in(tmp_path / "wide") == want
 
 
-WRITTEN_BY_0_2_0 = {
+WRITTEN_BY_0_2_0: dict[Entry, str] = {
     BaseStamp(
         "model-00001 of 2.safetensors", "1052672-1763408612"
     ): "ad385b24df0c6c86 s 1052672-1763408612 model-00001 of 2.safetensors",
@@ -520,7 +521,7 @@ WRITTEN_BY_0_2_0 = {
 def test_lines_of_an_earlier_version_are_read_and_written_alike():
     raw = "".join(f"{line}\n" for line in WRITTEN_BY_0_2_0.values()).encode()
     assert list(read_lines(raw)) == list(WRITTEN_BY_0_2_0)
-    assert lines(WRITTEN_BY_0_2_0) == raw
+    assert lines(list(WRITTEN_BY_0_2_0)) == raw
     for at in range(len(raw)):
         assert len(list(read_lines(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :]))) < len(WRITTEN_BY_0_2_0)
     unknown = [Measured("x", (), "y"), Measured("b", (1.0,), "1 2"), Measured("a", (), "b c d")]
@@ -537,8 +538,8 @@ def test_torn_journals_are_shorter_and_never_wrong(tmp_path):
     assert bytes(want.units) == bytes([0, 1, 1, 1, 0, 0, 0, 1, 1, 0])
     for size in range(len(raw)):
         sink.path.write_bytes(raw[:size])
-        found = read_journals(tmp_path, 10).units
-        assert all(a <= b for a, b in zip(found, want.units, strict=True))
+        units = read_journals(tmp_path, 10).units
+        assert all(a <= b for a, b in zip(units, want.units, strict=True))
     for at in range(0, len(raw), 3):
         sink.path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
         found = read_journals(tmp_path, 10)
