@@ -88,6 +88,7 @@ class Book:
                 if self.mid_run(name, units) is None:
                     yield f"a: {units} units: {name}"
         more = unseen.NEW_UNITS if self.sizes.cited_new_units else ()
+        more = (*more, *unseen.MEANS) if self.sizes.centred else more
         for name in (*unseen.NAMES, *more) if self.sizes.cited_unseen else ():
             if self.unseen(name) is None:
                 yield f"d: {name}"

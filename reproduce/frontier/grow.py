@@ -48,7 +48,12 @@ def grow(setting: Setting, base: mu.Run, spec: Spec, steps: int, loss: Loss) -> 
 def _with_new_units(setting: Setting, base: mu.Run, spec: Spec, loss: Loss) -> mu.Run:
     """The wide run in which what was there keeps its weights, rates and moments, and new units write nothing yet."""
     noise = mu.NewUnits(readers=READERS[spec.method])
-    run = mu.upscale(base, lambda: setting.build(spec.width), noise, by="units", loss=loss, seed=spec.seed)
+
+    def make() -> torch.nn.Module:
+        return setting.build(spec.width)
+
+    plan = None if spec.centred else mu.infer_plan(base.model, make, loss=loss, by="units")
+    run = mu.upscale(base, make, noise, by="units", loss=loss, plan=plan, seed=spec.seed)
     if spec.state == "empty":
         run.optimizer.state.clear()
     return run

@@ -7,7 +7,7 @@ from textwrap import fill
 
 from . import exactness, midrun, new_units_tables, unseen
 from .book import Book, Seen, mid_run_contest, new_units_regret, regret
-from .new_units import METHODS
+from .new_units import BASE_RATE, METHODS
 from .noise_rule import RULES, regrets
 from .spec import Spec
 from .tables import figures
@@ -179,6 +179,31 @@ part in choosing this rule, the other settings had none.
 
 | | without a sweep | tuned | regret |
 |---|---|---|---|
+{chr(10).join(rows)}
+{_channels_of_the_mean(stored)}"""
+
+
+def _channels_of_the_mean(stored: list[Book]) -> str:
+    """Streams that LayerNorm centres, by both ways of growing them; "" while nothing is stored."""
+    rows = []
+    for book in (book for book in stored if book.sizes.centred):
+        tuned = book.unseen("tuned")
+        if tuned is None:
+            continue
+        for name in METHODS:
+            half, whole = (book.unseen(f"{name}{unseen.CENTRED}{rate}") for rate in ("", BASE_RATE))
+            copied = book.unseen(name)
+            if half is not None and whole is not None and copied is not None:
+                told = cell(copied), cell(half), cell(whole), f"{_lost(book, whole.mean - tuned.mean)}"
+                rows.append(f"| {_unseen(book)}, {name} | {' | '.join(told)} |")
+    if not rows:
+        return ""
+    return f"""
+The rows of the GPT-2 above grow its stream, which LayerNorm centres, by copies, as `grow(…, by="units")` does. `upscale` gives it
+new channels that carry the mean of the others. Nothing is tuned in either; the last column is against tuned copies.
+
+| | stream by copies, half the rate | new channels, half the rate | new channels, the base's rate | over tuned copies |
+|---|---|---|---|---|
 {chr(10).join(rows)}
 """
 

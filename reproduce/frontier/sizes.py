@@ -69,6 +69,8 @@ class Sizes:
     cited_extras: tuple[float, ...] = (0.25, 1.0)
     cited_exactness: bool = True
     cited_unseen: bool = False
+    centred: bool = False
+    """Whether LayerNorm centres the stream, so that new channels may carry the mean of the others."""
     cited_ruled: bool = False
     """Whether the cited bases are cited with noise by the rule too."""
     cited_mid_run: tuple[int, ...] = ()
@@ -133,6 +135,7 @@ LAYERNORM = replace(
     cited_bases=(),
     cited_unseen=True,
     cited_mid_run=(),
+    centred=True,
 )
 STEP_RESNET = 1_689_747_456
 """FLOPs of one step of the ResNet at width 8, with 128 images."""

@@ -57,6 +57,8 @@ class Spec:
     method: Method = "ours"
     by_rule: bool = False
     """Whether the noise is the library's own choice, by its rule for the steps that follow; the result has its t."""
+    centred: bool = False
+    """Whether new channels of a stream that LayerNorm centres carry the mean of the others; else such a stream grows by copies."""
     stop: float = 1.0
     """The share of its steps after which the run ends; its schedule is that of the whole."""
 
@@ -95,6 +97,8 @@ class Spec:
             told.append(f"experts={self.experts}")
         if self.method != "ours":
             told.append(self.method)
+        if self.centred:
+            told.append("centred")
         if self.state != "carried":
             told.append(self.state)
         if self.stop != 1:

@@ -109,7 +109,7 @@ def _show(book: Book, say: Callable[[str], object]) -> None:
     for name in unseen.NAMES:
         say(_row(name, [_cell(book.unseen(name))]))
     say(_row("regret", [_told(regret(book))]))
-    for name in unseen.NEW_UNITS:
+    for name in (*unseen.NEW_UNITS, *(unseen.MEANS if sizes.centred else ())):
         say(_row(name, [_cell(book.unseen(name))]))
     for name in METHODS:
         found = new_units_regret(book, name)

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .choose import Arm, Known, best, runs_of, scratch, search
-from .new_units import METHODS, RATE, untuned
+from .new_units import BASE_RATE, METHODS, RATE, untuned
 from .sizes import Sizes
 from .spec import Spec
 
 SHARE = 0.25
 NAMES = ("recipe", "tuned")
 TUNED = ", tuned"
+CENTRED = ", channels of the mean"
+MEANS = tuple(f"{name}{CENTRED}{rate}" for name in METHODS for rate in ("", BASE_RATE))
 NEW_UNITS = tuple(name + tuned for name in METHODS for tuned in ("", TUNED))
 
 
@@ -31,6 +33,9 @@ def arm(known: Known, sizes: Sizes, name: str) -> Arm:
         return replace(start, width=sizes.wide, start=start, at=SHARE, noise=noise)
 
     chosen = base.chosen
+    if name in MEANS:
+        grown = replace(chosen, width=sizes.wide, start=chosen, at=SHARE, centred=True)
+        return base.then(Arm((), untuned(grown, name.replace(CENTRED, ""))))
     if name in NEW_UNITS:
         grown = replace(chosen, width=sizes.wide, start=chosen, at=SHARE)
         factors = (RATE, 0.5 * RATE, 1.0) if name.endswith(TUNED) else (RATE,)
@@ -49,3 +54,5 @@ def arm(known: Known, sizes: Sizes, name: str) -> Arm:
 def specs(known: Known, sizes: Sizes) -> Iterator[Spec]:
     arms = [arm(known, sizes, name) for name in (*NAMES, *NEW_UNITS)]
     yield from runs_of(arms, sizes.seeds)
+    means = [arm(known, sizes, name) for name in MEANS if sizes.centred]
+    yield from runs_of(means, (sizes.tuning_seed, *sizes.seeds))

@@ -383,7 +383,9 @@ class _Walk:
                 pending += [
                     parent
                     for i, parent in enumerate(call.parents)
-                    if parent is not None and not self.trace.weight(call, i)
+                    if parent is not None
+                    and not self.trace.weight(call, i)
+                    and (not weights or call.inputs[i].is_floating_point())
                 ]
 
 
@@ -405,7 +407,7 @@ def _adds(call: Call) -> bool:
 def _follows(call: Call, group: list[int]) -> bool:
     numbers, value = [i for i in group if call.inputs[i].is_floating_point()], call.value
     if value is None or not numbers:
-        return value is None
+        return value is None or not bool(value.any())
     got = attempted(lambda: call.again({i: call.inputs[i].detach() * -_TEST for i in numbers}))
     return got is not None and got.shape == value.shape and torch.allclose(got, -_TEST * value, rtol=1e-6)
 
