@@ -52,7 +52,13 @@ class Direction:
 
 ARMS: Mapping[str, Direction] = {
     "goes on": Direction("the base goes on", ""),
-    "deeper": Direction("twice the layers, asleep and woken", "depth", layers=2),
+    "stacked": Direction(
+        "twice the layers in stack order, woken as copies that write nothing",
+        "depth",
+        layers=2,
+        method="copied_readers",
+    ),
+    "deeper": Direction("a new layer behind each, woken with random readers", "depth", layers=2),
     "llama_pro": Direction(
         "LLaMA Pro: copied blocks that write nothing", "depth", layers=2, method="llama_pro"
     ),

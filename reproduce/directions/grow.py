@@ -27,7 +27,7 @@ def grow(setting: Setting, base: mu.Run, spec: Spec, steps: int, loss: Loss) -> 
     """The wide run at the peak rate of the spec."""
     del steps, loss
     assert spec.start is not None
-    if spec.method != "ours":
+    if spec.method in OTHERS:
         run = setting.fresh(spec.width, spec.lr, spec.seed)
         made = OTHERS[spec.method](dict(base.model.state_dict()), spec.start, spec, run.model.state_dict())
         run.model.load_state_dict(made)
@@ -35,7 +35,9 @@ def grow(setting: Setting, base: mu.Run, spec: Spec, steps: int, loss: Loss) -> 
     mu.set_lr_(base.optimizer, spec.lr)
     k, to = goal(spec.start, spec)
     plan = family_plan(raw(spec.start.width, spec.start.layers), k, to=to).plan
-    noise = mu.SignalNoise(spec.noise)
+    noise: mu.SignalNoise | mu.NewUnits = mu.SignalNoise(spec.noise)
+    if spec.layers != spec.start.layers:
+        noise = mu.NewUnits("copied" if spec.method == "copied_readers" else "random")
     return mu.upscale(base, lambda: setting.build(spec.width), noise, plan=plan, seed=spec.seed)
 
 
@@ -48,8 +50,12 @@ def goal(base: Spec, wide: Spec) -> tuple[int, str | None]:
     if wide.experts:
         ffn = raw(wide.width, wide.layers, SHARED)["intermediate_size"]
         return 1, f"experts={SHARED},top_k={TOP_K},expert_ffn={ffn},into=granitemoeshared"
-    if wide.layers != base.layers:
+    if wide.layers != base.layers and wide.method == "copied_readers":
         return 1, f"layers={wide.layers}"
+    if wide.layers != base.layers:
+        each = wide.layers // base.layers - 1
+        places = [str(block) for block in range(base.layers) for _ in range(each)]
+        return 1, f"layers={wide.layers},after={':'.join(places)}"
     if wide.width % base.width == 0:
         return wide.width // base.width, None
     sizes = raw(wide.width, wide.layers)

@@ -12,6 +12,7 @@ from ..store import RESULTS, Store
 from .arms import ARMS, Sizes, arm, base
 
 FILE = "directions.jsonl"
+OURS = ("ours", "copied_readers")
 DIRECTIONS = ("depth", "width", "experts")
 
 
@@ -28,7 +29,7 @@ def gains(found: dict[str, Seen | None]) -> dict[str, tuple[float, bool] | None]
     told = {}
     for of in DIRECTIONS:
         names = [name for name, made in ARMS.items() if made.of == of]
-        grown = [found[name] for name in names if ARMS[name].method == "ours" and not ARMS[name].scratch]
+        grown = [found[name] for name in names if ARMS[name].method in OURS and not ARMS[name].scratch]
         others = [found["goes on"], *(found[name] for name in names if ARMS[name].scratch)]
         told[of] = contest(grown, others, nats=True)
     return told
@@ -40,7 +41,7 @@ def against_peers(found: dict[str, Seen | None]) -> dict[str, tuple[float, bool]
     for of in ("depth", "experts"):
         names = [name for name, made in ARMS.items() if made.of == of and not made.scratch]
         sides = {
-            ours: [found[n] for n in names if (ARMS[n].method == "ours") is ours] for ours in (True, False)
+            ours: [found[n] for n in names if (ARMS[n].method in OURS) is ours] for ours in (True, False)
         }
         told[of] = contest(sides[True], sides[False], nats=True)
     return told

@@ -27,7 +27,7 @@ SIZES = {**TINY, "num_hidden_layers": 4}
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "olmo2"])
 def test_the_small_copy_continues_its_base(kind):
     family = prove(family_plan({"model_type": kind, **SIZES}, to="layers=6"), steps=3)
-    assert family.new_blocks == (2, 5)
+    assert family.new_blocks == (4, 5)
     assert family.evidence.worst_step == 0.0
     assert family.evidence.control > 1e-3
     assert family.wide_config["num_hidden_layers"] == 6
@@ -61,8 +61,8 @@ WITH_BIASES = {
 def test_biases_of_writers_are_split(kind):
     family = prove(family_plan({"model_type": kind, **WITH_BIASES[kind], **TOKENS}, to="layers=4"), steps=3)
     assert 0 < family.evidence.worst_step < 1e-12
-    shared = [name for name, entry in family.plan.tensors.items() if entry.spread == 3]
-    assert len(shared) == 6, "the last bias of each of two blocks, and two of each new block"
+    shared = [name for name, entry in family.plan.tensors.items() if entry.spread == 5]
+    assert len(shared) == 5, "the last bias of the base, and two of each new block"
 
 
 def test_biases_of_writers_that_are_not_split_are_refused(monkeypatch):
@@ -77,7 +77,7 @@ def test_split_biases_in_files_continue_the_base(tmp_path):
     assert cli("grow", tmp_path / "base", tmp_path / "deep", "--to layers=4 --quiet") == 0
     deep = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "deep").eval()
     blocks = deep.transformer.h
-    assert torch.equal(blocks[1].attn.c_proj.bias, blocks[0].mlp.c_proj.bias)
+    assert torch.equal(blocks[2].attn.c_proj.bias, blocks[1].mlp.c_proj.bias)
     words = torch.randint(0, 97, (2, 9))
     with torch.no_grad():
         assert torch.allclose(deep(words).logits, base(words).logits, atol=1e-5)
@@ -104,10 +104,16 @@ def test_types_whose_blocks_cannot_sleep_are_refused(kind, fields, code):
 
 @pytest.mark.parametrize(
     ("kinds", "to", "want", "more"),
-    [("abab", To(5, (0,)), "aabab", {}), ("aba", To(5, (0, 1)), "aabba", {"sliding_window_pattern": 2})],
+    [
+        ("abab", To(5, (0,)), "aabab", {}),
+        ("aba", To(5, (0, 1)), "aabba", {"sliding_window_pattern": 2}),
+        ("abab", To(8), "abababab", {"sliding_window_pattern": 2}),
+        ("aab", To(5), "aabaa", {}),
+    ],
 )
-def test_lists_by_layer_take_the_entry_of_the_neighbour(kinds, to, want, more):
-    """Attention in every second block of a hybrid: a new block is of the kind of the block before it."""
+def test_lists_by_layer_take_the_entry_of_the_block_that_a_new_one_is_like(kinds, to, want, more):
+    """Attention in every second block of a hybrid: a new block is of the kind of the block before it, or in stack order of the
+    block that it repeats."""
     data = {"model_type": "x", "num_hidden_layers": len(kinds), "layer_types": list(kinds), **more}
     assert depth_of(data, to).edits[("layer_types",)] == list(want)
 
@@ -197,7 +203,7 @@ def test_a_directory_grows_deeper_and_loads_in_the_stock_class(tmp_path):
     words = torch.randint(0, 97, (2, 9))
     with torch.no_grad():
         assert torch.equal(deep(words).logits, base(words).logits)
-    assert float(deep.model.layers[1].mlp.up_proj.weight.detach().abs().max()) == 0.0
+    assert float(deep.model.layers[2].mlp.up_proj.weight.detach().abs().max()) == 0.0
     card = (tmp_path / "deep" / "README.md").read_text()
     assert "(`--to layers=4`)" in card
     assert "its new blocks are zero" in card
@@ -214,6 +220,23 @@ def test_noise_wakes_a_directory_without_a_jump_and_equals_the_live_bits(tmp_pat
     stored = same_bits(tmp_path / "deep", live)
     assert float(stored["model.layers.1.self_attn.q_proj.weight"].abs().max()) > 0
     assert float(stored["model.layers.1.self_attn.o_proj.weight"].abs().max()) == 0
+
+
+def test_a_stream_writes_the_copies_that_a_live_model_has(tmp_path):
+    """In stack order and at once wider: the readers of the block that is repeated, and writers of zero."""
+    base, ends = saved(tmp_path / "base"), (tmp_path / "base", tmp_path / "deep")
+    assert cli("upscale", *ends, "--to layers=4 --noise t=0.1 --no-loss --quiet") == 0
+    family = family_plan(tmp_path / "base", to="layers=4")
+    make = lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**family.wide_config))  # noqa: E731
+    stored = same_bits(tmp_path / "deep", mu.upscale(base, make, plan=family.plan).model)
+    for leaf in ("self_attn.q_proj", "mlp.up_proj", "input_layernorm"):
+        new, old = (stored[f"model.layers.{i}.{leaf}.weight"] for i in (3, 1))
+        assert torch.equal(new, old), leaf
+    assert float(stored["model.layers.3.mlp.down_proj.weight"].abs().max()) == 0.0
+    words = torch.randint(0, 97, (2, 9))
+    with torch.no_grad():
+        deep = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "deep")
+        assert torch.allclose(deep(words).logits, base(words).logits, atol=1e-6)
 
 
 def test_auto_noise_of_a_deeper_model_costs_nothing(tmp_path, capsys):

@@ -84,7 +84,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("order", [(0, None, 1), (None, 0, 1), (0, 1, None, None)])
+@pytest.mark.parametrize("order", [(0, None, 1), (None, 0, 1), (0, 1, None, None), (0, 1, 0, 1)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_deeper_run_is_the_run_of_its_base(name, order):
     run, plan = trained(OPTIMIZERS[name]), deeper(order)
@@ -111,7 +111,7 @@ def test_copied_blocks_with_zero_writers_leave_the_base():
 BIASES = ("*.write.bias",)
 
 
-@pytest.mark.parametrize("order", [(0, None, 1), (0, 1, None, None)])
+@pytest.mark.parametrize("order", [(0, None, 1), (0, 1, None, None), (0, 1, 0)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_bias_that_writes_into_the_stream_is_split(name, order):
     run, plan = trained(OPTIMIZERS[name], bias=True), deeper(order, biases=BIASES, bias=True)
@@ -182,14 +182,69 @@ def test_waking_does_not_change_the_loss_and_every_new_weight_learns_from_the_se
     run, plan = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1))
     woken = mu.upscale(run, lambda: make(blocks=3), mu.SignalNoise(0.1), plan=plan, loss=loss)
     assert value(woken.model) == value(run.model)
-    assert all(name.startswith("blocks.1.read") for name in woken.provenance["noise"]["sigmas"])
+    assert woken.provenance["noise"]["sigmas"] == {}, "copied blocks get no noise"
+    assert set(woken.provenance["noise"]["repeats"]) == {
+        n for n, entry in plan.tensors.items() if entry.repeats
+    }
     for i in range(2):
         step(woken, i)
     grads = [p.grad for p in woken.model.parameters()]
     assert all(grad is not None and grad.abs().max() > 0 for grad in grads)
+    random = mu.upscale(run, lambda: make(blocks=3), mu.NewUnits("random"), plan=plan, loss=loss)
+    assert list(random.provenance["noise"]["sigmas"]) == ["blocks.1.read.weight"]
     loud = deeper((0, None, 1), quiet=())
     jumped = mu.upscale(run, lambda: make(blocks=3), mu.SignalNoise(0.1), plan=loud, loss=loss)
-    assert abs(value(jumped.model) - value(run.model)) > 1e-5, "control: writers get noise"
+    assert abs(value(jumped.model) - value(run.model)) > 1e-5, "control: writers are copied too"
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_new_blocks_in_stack_order_wake_as_copies_of_the_blocks_they_repeat(k):
+    """At once with width: each is the wide block that it is like, but for its writer. Control: the block before it."""
+    run, plan = trained(OPTIMIZERS["adamw"]), deeper((0, 1, 0, 1))
+    wide = lambda: make(8 * k, 4)  # noqa: E731
+    if k > 1:
+        plan = plan.then(mu.infer_plan(lambda: make(blocks=4), wide, loss=loss))
+    sizes = dict.fromkeys((n for n, e in plan.tensors.items() if len(e.axes) > 1 and not e.new), 0.0)
+    noise = mu.MupNoise({**sizes, "last.weight": 1e-14})  # to the rest, new blocks among it, none
+    woken = mu.upscale(run, wide, noise if k > 1 else mu.NewUnits(), plan=plan, loss=loss)
+    assert value(woken.model) == pytest.approx(value(run.model), rel=1e-12)
+    found = dict(woken.model.named_parameters())
+    for leaf in ("norm.weight", "norm.bias", "read.weight", "read.bias", "write.weight"):
+        for new in (2, 3):
+            one, same, other = (found[f"blocks.{i}.{leaf}"].detach() for i in (new, new - 2, 3 - new))
+            quiet = leaf == "write.weight"
+            assert torch.equal(one, torch.zeros_like(one) if quiet else same), (new, leaf)
+            assert quiet or not torch.equal(one, other), leaf
+    for i in range(2):
+        step(woken, i)
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in woken.model.parameters())
+
+
+def test_copies_of_units_in_a_new_block_get_noise_that_parts_them():
+    """Control: with zero noise on the same weight they are equal."""
+    run, wide = trained(OPTIMIZERS["adamw"]), lambda: make(16, 3)
+    plan = deeper((0, 1, 0)).then(mu.infer_plan(lambda: make(blocks=3), wide, loss=loss))
+    for noise, parts in ((mu.SignalNoise(0.1), True), (mu.SignalNoise({"blocks.2.*": 0, "*": 0.1}), False)):
+        made = mu.upscale(run, wide, noise, plan=plan, loss=loss).model.get_parameter("blocks.2.read.weight")
+        assert (not torch.equal(made[::2], made[1::2])) is parts
+
+
+def mixed(inner, blocks):
+    model = make(blocks=blocks)
+    for block in model.blocks:
+        block.read, block.write = nn.Linear(8, inner), nn.Linear(inner, 8, bias=False)
+    return model.double()
+
+
+def test_zeros_of_a_width_wake_in_new_blocks_too():
+    model = mixed(8, 2)
+    run = mu.Run(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    narrow = mu.infer_plan(model, lambda: mixed(8, 4), loss=loss)
+    plan = narrow.then(mu.infer_plan(lambda: mixed(8, 4), lambda: mixed(12, 4), loss=loss, by="units"))
+    woken = mu.upscale(run, lambda: mixed(12, 4), plan=plan, loss=loss)
+    assert value(woken.model) == pytest.approx(value(model), rel=1e-12)
+    read = woken.model.get_parameter("blocks.2.read.weight").detach()
+    assert bool((read[8:] != 0).all()), "new units of a new block"
 
 
 def test_noise_wakes_the_readers_of_a_new_block_alone():
@@ -287,10 +342,10 @@ def test_a_saved_optimizer_has_the_order_of_the_deeper_model():
             assert torch.equal(optimizer.state[parameter]["exp_avg"], moment), name
 
 
-def test_gains_of_new_norms_stay_one_whatever_gets_noise():
+def test_gains_of_new_norms_stay_one_where_readers_are_random():
     plan = deeper((0, None, 1))
     woken = mu.upscale(
-        make(), lambda: make(blocks=3), mu.SignalNoise(0.1, vectors=True), plan=plan, loss=loss
+        trained(OPTIMIZERS["adamw"]), lambda: make(blocks=3), mu.NewUnits("random"), plan=plan, loss=loss
     )
     assert bool((woken.model.get_parameter("blocks.1.norm.weight").detach() == 1).all())
 
@@ -307,18 +362,23 @@ def test_sizes_that_are_named_for_new_tensors_are_heeded_or_refused():
     plan = deeper((0, None, 1)).then(mu.infer_plan(lambda: make(blocks=3), wide, loss=loss))
 
     def sigmas(noise):
-        return mu.upscale(base, wide, noise, plan=plan, loss=loss).provenance["noise"]["sigmas"]
+        made = mu.upscale(base, wide, noise, plan=plan, loss=loss).provenance["noise"]
+        repeats.append(new in made.get("repeats", {}))
+        return made["sigmas"]
 
-    new = "blocks.1.read.weight"
+    new, repeats = "blocks.1.read.weight", []
     usual = sigmas(mu.SignalNoise(0.1))[new]
-    assert sigmas(mu.SignalNoise({"*": 0.2}))[new] == usual
+    assert sigmas(mu.SignalNoise({"*": 0.2}))[new] == pytest.approx(2 * usual), "that of a copy with copies"
+    assert repeats == [True, True]
     assert new not in sigmas(mu.SignalNoise({"blocks.0.*": 0.1}))
     assert new not in sigmas(mu.SignalNoise({"blocks.1.*": 0, "*": 0.1}))
     with refused("noise.new_weights_alone", where="blocks.1.*"):
         sigmas(mu.SignalNoise({"blocks.1.*": 0.3, "*": 0.1}))
     every = dict.fromkeys(sigmas(mu.MupNoise(0.1)), 0.1)
     assert sigmas(mu.MupNoise({**every, new: 0.7}))[new] == 0.7
-    assert sigmas(mu.MupNoise({n: s for n, s in every.items() if n != new}))[new] == usual
+    assert not repeats[-1], "a size that is given for it is that of random readers"
+    assert sigmas(mu.MupNoise({n: s for n, s in every.items() if n != new}))[new] == 0.1, "as for block 0"
+    assert repeats[-1]
     with refused("noise.in_new_writer", where="blocks.1.write.weight"):
         sigmas(mu.MupNoise({**every, "blocks.1.write.weight": 0.1}))
 
@@ -342,7 +402,8 @@ def test_new_blocks_say_whether_they_are_awake():
     woken = mu.upscale(run, wide, mu.SignalNoise(0.1), plan=plan, loss=loss)
     found = mu.diagnostics.awake(woken.model, plan=plan)
     assert found["blocks.1.read.weight"] == 1.0
-    assert found["blocks.1.write.weight"] == found["blocks.1.read.bias"] == 0.0, "quiet, and a bias"
+    assert found["blocks.1.read.bias"] == 1.0
+    assert found["blocks.1.write.weight"] == 0.0, "quiet"
     for i in range(2):
         step(woken, i)
     assert mu.diagnostics.awake(woken) == dict.fromkeys(zero, 1.0)
@@ -364,7 +425,7 @@ def test_pads_say_whether_they_are_awake():
 
 def test_the_shares_of_noise_know_new_tensors():
     run, plan = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1))
-    woken = mu.upscale(run, lambda: make(blocks=3), mu.SignalNoise(0.1), plan=plan, loss=loss)
+    woken = mu.upscale(run, lambda: make(blocks=3), mu.NewUnits("random"), plan=plan, loss=loss)
     shares = mu.diagnostics.noise_shares(run, woken)
     assert shares.keys() == {"blocks.1.read.weight"}
     assert shares["blocks.1.read.weight"].share == 1.0

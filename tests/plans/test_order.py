@@ -1,11 +1,14 @@
 """Deeper models of one's own: `order=` says which blocks are new, and everything else is found and measured."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import mupscale as mu
 from harness.refusals import refused
+from mupscale.planning.deeper import usual_order
 
 _DRAW = torch.Generator().manual_seed(0)
 X, Y = (torch.randn(8, 5, n, dtype=torch.float64, generator=_DRAW) for n in (6, 3))
@@ -106,12 +109,50 @@ def test_the_writers_that_are_found():
 
 
 def test_missing_blocks_are_refused_with_the_order_to_write():
-    """What the refusal says to write is what works."""
+    """Without a measurement. What the refusal says to write is what works, and what a loss alone does."""
     base, wide = make(Attending), make(Attending, 4)
-    with refused("depth.order_missing", where='order={"blocks": [0, None, 1, None]}'):
-        mu.infer_plan(base, wide, loss=loss)
-    plan = mu.infer_plan(base, wide, loss=loss, order={"blocks": [0, None, 1, None]})
-    assert mu.grow(base, lambda: make(Attending, 4), plan=plan, loss=loss).plan == plan
+    with refused("depth.order_missing", where='order={"blocks": [0, 1, 0, 1]}'):
+        mu.infer_plan(base, wide)
+    plan = mu.infer_plan(base, wide, loss=loss, order={"blocks": [0, 1, 0, 1]})
+    assert plan.tensors == mu.infer_plan(base, wide, loss=loss).tensors
+    assert mu.grow(base, lambda: make(Attending, 4), loss=loss).plan.tensors == plan.tensors
+
+
+@pytest.mark.parametrize("block", [Attending, Behind])
+def test_upscale_alone_puts_new_blocks_in_stack_order(block):
+    model = make(block)
+    run = mu.Run(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    for i in range(3):
+        step(run, i)
+    woken = mu.upscale(run, lambda: make(block, 4), loss=loss)
+    assert abs(woken.provenance["loss"]["after"] - woken.provenance["loss"]["before"]) <= 1e-10
+    for i in range(2):
+        step(woken, i)
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in woken.model.parameters())
+    repeated = {
+        name: replace(entry, quiet=False, repeats=True) if entry.quiet else entry
+        for name, entry in woken.plan.tensors.items()
+    }
+    with pytest.raises(mu.MupscaleError) as caught:  # control: writers are copied too
+        mu.upscale(run, lambda: make(block, 4), loss=loss, plan=replace(woken.plan, tensors=repeated))
+    assert caught.value.code == "growth.waking_moves_loss", caught.value
+
+
+def test_blocks_of_two_kinds_keep_their_places():
+    """Stack order where the class alternates its kinds. Control: with three blocks it would copy another kind."""
+
+    def alternating(blocks):
+        made = make(Attending, blocks)
+        for number, block in enumerate(made.blocks):
+            block.window, block.number = number % 2, number
+        return made
+
+    def order(layers, blocks):
+        return usual_order(alternating(layers), alternating(blocks))["blocks"]
+
+    assert order(2, 4) == (0, 1, 0, 1)
+    with pytest.warns(UserWarning, match="another kind"):
+        assert order(3, 6) == (0, None, 1, None, 2, None)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.nightly
 BASE = Spec(32, 1000, 2**-7, 0, layers=2)
 WIDER: dict[str, dict[str, Any]] = {
     "deeper": {"layers": 4},
+    "stacked": {"layers": 4, "method": "copied_readers"},
     "llama_pro": {"layers": 4, "method": "llama_pro"},
     "stack": {"layers": 4, "method": "stack"},
     "pads": {"width": 48},

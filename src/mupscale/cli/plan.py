@@ -102,7 +102,7 @@ def _new_parts(family: FamilyPlan) -> list[str]:
     if family.new_blocks:
         numbers = ", ".join(map(str, family.new_blocks))
         lines.append(
-            f"new blocks: {numbers}; they sleep, and the training of the base continues, until noise wakes them"
+            f"new blocks: {numbers}; they sleep, and the training of the base continues, until they are woken"
         )
     if family.new_words is not None:
         first, end = family.new_words

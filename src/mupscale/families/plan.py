@@ -79,7 +79,7 @@ def family_plan(
     """The plan that grows a checkpoint of this configuration, tested on a small copy; raises with reasons if none is exact.
 
     - `config` is the content of a config.json, or a directory that has one; `multipliers` is what `parse_multipliers` reads.
-    - `to` is what `--to` says: "layers=8" gives the model new blocks, which sleep until noise wakes them; "hidden=96,heads=6"
+    - `to` is what `--to` says: "layers=8" gives the model new blocks, which sleep until they are woken; "hidden=96,heads=6"
       names sizes, at which zeros follow the copies where they are no whole multiples; "vocab=+64" adds words, and
       "positions=4096" positions; "experts=8,top_k=2,expert_ffn=64" adds experts that sleep next to the dense layers, in the
       class of "into=granitemoeshared" or the first that holds the base.

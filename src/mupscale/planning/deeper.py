@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,17 +51,21 @@ LOUD = 10.0
 `benchmarks/growth.py`. Behind a norm without a row it is far larger, because a norm blows up an output of nearly zero."""
 
 
-def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders) -> Found:
-    """The plan from a model to one with new blocks, both of one width, measured with `loss`."""
+def deeper_plan(base: Make, wide: Make, loss: Loss, orders: Orders, fresh: Make | None = None) -> Found:
+    """The plan from a model to one with new blocks, both of one width, measured with `loss`.
+
+    What new vectors hold is seen in `fresh`, by default the wide model itself, which must have weights then.
+    """
     with forked(*(given for given in (base, wide) if isinstance(given, nn.Module))):
         models = [given if isinstance(given, nn.Module) else given() for given in (base, wide)]
+        seen = models[1] if fresh is None else fresh if isinstance(fresh, nn.Module) else fresh()
     name, order = _order(orders, *models)
-    if any(parameter.is_meta for model in models for parameter in model.parameters()):
+    if any(parameter.is_meta for model in (models[0], seen) for parameter in model.parameters()):
         raise MupscaleError(
             "order= needs models with weights; pass functions that build them, without on_meta",
             code="model.on_meta_device",
         )
-    values = first_values(models[1])
+    values = first_values(seen)
     with lifted_casts(models[0]):
         pair = prepare(*models)
         with without_dropout(*pair) as observed:
@@ -115,8 +119,8 @@ def usual_order(base: nn.Module, wide: nn.Module) -> Orders | None:
     if len(more) != 1:
         return None
     name, layers, deeper = more[0]
-    order, kinds = order_of(layers, deeper), _kinds(wide, name)
-    if all(kinds[new] == kinds[like] for new, like in enumerate(nearest(order))):
+    order, blocks = order_of(layers, deeper), list(wide.get_submodule(name).children())
+    if all(_alike(blocks, new, like) for new, like in enumerate(nearest(order)) if new != like):
         return {name: order}
     warnings.warn(
         f"{name}: in stack order new blocks would be like blocks of another kind than {type(wide).__name__} has in their "
@@ -126,24 +130,27 @@ def usual_order(base: nn.Module, wide: nn.Module) -> Orders | None:
     return {name: found}
 
 
-def _kinds(model: nn.Module, name: str) -> list[list[object]]:
-    """For every block of a list what its class makes of it: its modules, shapes, and plain values other than its number.
+def _kind(block: nn.Module) -> dict[tuple[str, str], object]:
+    """What its class makes of a block: its modules, shapes, and settings that are whole numbers or words.
 
     Flags of frameworks and numbers with a fraction, as the share of dropout, are no kinds.
     """
-    found: list[list[object]] = []
-    for number, block in enumerate(cast(nn.ModuleList, model.get_submodule(name)).children()):
-        kind: list[object] = [(path, tuple(tensor.shape)) for path, _, tensor in named_tensors(block)]
-        for path, module in block.named_modules():
-            plain = {k: v for k, v in vars(module).items() if k not in _NO_KIND and not k.startswith("_")}
-            kept = {
-                k: v
-                for k, v in plain.items()
-                if isinstance(v, (bool, str)) or (type(v) is int and v != number)
-            }
-            kind.append((path, type(module), kept))
-        found.append(kind)
+    found: dict[tuple[str, str], object] = {
+        (name, "shape"): tuple(tensor.shape) for name, _, tensor in named_tensors(block)
+    }
+    for path, module in block.named_modules():
+        found[path, "class"] = type(module)
+        plain = {k: v for k, v in vars(module).items() if k not in _NO_KIND and not k.startswith("_")}
+        found |= {(path, k): v for k, v in plain.items() if isinstance(v, (bool, int, str))}
     return found
+
+
+def _alike(blocks: Sequence[nn.Module], new: int, like: int) -> bool:
+    """Whether two blocks are of one kind; a setting that is the number of its block may differ."""
+    kinds = _kind(blocks[new]), _kind(blocks[like])
+    return kinds[0].keys() == kinds[1].keys() and all(
+        value == kinds[1][key] or (value, kinds[1][key]) == (new, like) for key, value in kinds[0].items()
+    )
 
 
 def _order(orders: Orders, base: nn.Module, wide: nn.Module) -> tuple[str, Order]:

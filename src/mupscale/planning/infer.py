@@ -166,8 +166,11 @@ def find_plan(
     ways: Ways = COPIES,
     seconds: float | None = None,
     both_modes: bool = True,
+    fresh: Make | None = None,
 ) -> Found:
     """The plan that passes the gradient identity of `loss`, with what the search measured on its way.
+
+    Where the wide model has more blocks, `fresh` shows what vectors of a fresh one hold; by default it is `wide` itself.
 
     The plan that was found is measured once more in the other mode, train or eval, unless `both_modes` is false. Where no
     plan by new units is exact, the spaces at fault grow by copies.
@@ -178,7 +181,7 @@ def find_plan(
             return _found(base, wide, loss, declared, ways, seconds, both_modes, waking)
         except MupscaleError as error:
             if error.code == "depth.order_missing" and declared == Declared({}, {}, {}, ()):
-                if (deeper := _deeper(base, wide, loss)) is not None:
+                if (deeper := _deeper(base, wide, loss, fresh)) is not None:
                     return deeper
                 raise
             if isinstance(error, NoPlanError) and error.roles:
@@ -206,11 +209,10 @@ def find_plan(
             ways, before = replace(ways, copied=sizes) if sizes != ways.copied else COPIES, error
 
 
-def _deeper(base: Make, wide: Make, loss: Loss) -> Found | None:
+def _deeper(base: Make, wide: Make, loss: Loss, fresh: Make | None) -> Found | None:
     """The plan of a wide model that has more blocks, in the usual order; None where more than one list has."""
-    models = _built(base, seed=0), _built(wide, seed=0)
-    orders = usual_order(*models)
-    return None if orders is None else deeper_plan(*models, loss, orders)
+    orders = usual_order(_built(base, seed=0), _built(wide, seed=0))
+    return None if orders is None else deeper_plan(base, wide, loss, orders, fresh)
 
 
 def _not_whole(error: NoPlanError, sizes: Sizes) -> list[Fault]:

@@ -10,8 +10,8 @@ DEFAULT_RISE = 0.05
 """The share of what a base has learned that automatic noise may cost, where none is given. A trained Llama goes from 1.66
 to 1.88 with it (`benchmarks/auto_noise.py`), and copies are far enough apart to learn different things."""
 WAKE = 1.0
-"""Noise that wakes a new tensor has this times the spectral norm of the trained tensor that it is like, so that a new
-block starts with readers of the size of its neighbour's."""
+"""Noise that wakes a new tensor has this times the spectral norm of the trained tensor that it is like, where it is
+no copy: readers of a new block that are random have the size of those of its neighbour."""
 STEPS_OF_ALL = 4000
 """Steps that make up for noise that costs all that was learned. On stored runs 2,000 and 4,000 come nearer to the best
 noise than 8,000 and than any fixed share (`python -m reproduce.frontier --stage print`); 4,000 is the more cautious."""

@@ -65,7 +65,7 @@ def grow(
     check_start(start)
     built = build(wide)
     chosen, proof = proved_plan(
-        start.model, built, plan, measured_with(loss, example_inputs), prove, Ways(by)
+        start.model, built, plan, measured_with(loss, example_inputs), prove, Ways(by), wide
     )
     direction = Direction(chosen)
     grown = carry(start, built, wide, direction, rules, settings=prove)

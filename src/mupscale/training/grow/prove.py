@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ...errors import Fault, MupscaleError, NotExact, Undecided, raise_faults
+from ...models.build import Make
 from ...models.clone import copied, unhooked
 from ...models.device_map import refuse_other_device_map
 from ...models.dropout import dropout_needs
@@ -62,11 +63,12 @@ def proved_plan(
     loss: Loss | None,
     prove: bool,
     ways: Ways = COPIES,
+    fresh: Make | None = None,
 ) -> tuple[Plan, dict[str, Any]]:
     """The plan to grow by, and the record of what proved it; raises if nothing does.
 
     `built` is the wide model without weights; it gets the base's settings that are not tensors. `ways` is how spaces grow
-    where no plan is given.
+    where no plan is given. `fresh` builds the wide model with weights, which are looked at where blocks are new.
     """
     refuse_other_device_map(base, built)
     if plan is not None:
@@ -91,7 +93,7 @@ def proved_plan(
         record: dict[str, Any] = {"by": chosen.proof, **({"changed": changed} if changed else {})}
     else:
         try:
-            chosen, record = _measured_plan(base, built, plan, loss, ways)
+            chosen, record = _measured_plan(base, built, plan, loss, ways, fresh)
         except NotExact as error:
             raise _with_differences(error, differences) from error.__cause__
     carried = {d.path: plain_value(d.base) for d in differences if d.kind == "carried"}
@@ -123,7 +125,12 @@ def _with_differences(error: NotExact, differences: list[AttributeDifference]) -
 
 
 def _measured_plan(
-    base: nn.Module, built: nn.Module, plan: Plan | None, loss: Loss, ways: Ways
+    base: nn.Module,
+    built: nn.Module,
+    plan: Plan | None,
+    loss: Loss,
+    ways: Ways,
+    fresh: Make | None,
 ) -> tuple[Plan, dict[str, Any]]:
     """The given plan after it was measured, or the one that a search finds, and the record of the measurement."""
     small = _float64_bytes(base, built) <= FLOAT64_BYTES
@@ -149,7 +156,7 @@ def _measured_plan(
             proved = proved_by(replace(chosen, needs=needs.union(before)), loss, unreached, base, built)
             return proved, _record(proved, measured.dtype, measured.worst, 1, measured.modes)
         _LOG.info("the plan that shapes suggest is not exact (%s); searching", measured.failure)
-    found = find_plan(base, built, loss, Declared(), ways)
+    found = find_plan(base, built, loss, Declared(), ways, fresh=fresh)
     record = _record(found.plan, "float64", max(found.worst, found.gap), found.trials, found.modes)
     sizes = [f"{before} -> {after}" for before, after in sorted(found.unlearned)]
     return found.plan, {**record, **({"unlearned": sizes} if sizes else {})}

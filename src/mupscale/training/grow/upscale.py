@@ -103,7 +103,9 @@ def upscale(
     check_start(start)
     set_rates_ = new_rates(start, lr, peak_lr)
     built = build(wide)
-    chosen, proof = proved_plan(start.model, built, plan, measured_with(loss, example_inputs), prove, ways)
+    chosen, proof = proved_plan(
+        start.model, built, plan, measured_with(loss, example_inputs), prove, ways, wide
+    )
     if recipe is not None:
         start = at_recipe(recipe, start, chosen, rules)
     sized, resolved, choice = _sized(start, wide, waking, chosen, seed, loss, settings=prove)
