@@ -1,10 +1,12 @@
 """Stock models at any width: zeros follow the copies, folds follow the share that is filled, and waking changes no loss."""
 
+import json
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
@@ -13,13 +15,14 @@ import mupscale as mu  # noqa: E402
 from harness.refusals import refusal, refused  # noqa: E402
 from harness.tiny_llama import LLAMA, SIZES, cli, same_bits, saved  # noqa: E402
 from mupscale.families.config.goal import Goal, small_goals  # noqa: E402
+from mupscale.families.copy.lift import _axis as lift_axis  # noqa: E402
 from mupscale.families.copy.small_search import search_small  # noqa: E402
 from mupscale.families.models import config_from, model_class  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
 from mupscale.families.record import FamilyPlan  # noqa: E402
 from mupscale.families.steps.width import try_other_size  # noqa: E402
-from mupscale.rules import Scale  # noqa: E402
+from mupscale.rules import Axis, Scale  # noqa: E402
 
 ALL = "hidden=48,heads=6,kv_heads=3,ffn=52"
 ROOT = Fraction(1, 2)
@@ -200,3 +203,98 @@ def test_the_remedies_for_heads_hold():
     heads = {**LLAMA, "num_key_value_heads": 4}
     assert family_plan(heads, "heads=2").plan.proved
     assert family_plan({**heads, "hidden_size": 48}, to="heads=6,kv_heads=6").plan.proved
+
+
+def test_a_goal_says_the_way_only_where_it_is_not_copies():
+    copies, units = Goal.parse(2), Goal.parse(2, by="units")
+    assert (units.copies("hidden", 32), units.pads("hidden", 32)) == (1, 32)
+    assert (copies.copies("hidden", 32), copies.pads("hidden", 32)) == (2, 0)
+    assert "by" not in copies.as_json(), "plans and results of 0.2.0 keep their text"
+    assert Goal.of_json(units.as_json()) == units != copies
+    with refused("argument.unknown_way"):
+        Goal.parse(2, by="units of")
+
+
+FUSED = {**LLAMA, "model_type": "phi3", "hidden_size": 768, "num_attention_heads": 24, "num_key_value_heads": 6,
+    "head_dim": 32, "intermediate_size": 2048, "original_max_position_embeddings": 64}  # fmt: skip
+
+
+def test_fused_projections_are_lifted_with_the_zeros_of_each_part():
+    family = prove(family_plan(FUSED, 2, by="units"), steps=3)
+    block = "model.layers.1."
+    assert str(family.plan[block + "self_attn.qkv_proj.weight"].axes[0]) == "out: 768+768 | 2 * 192+192"
+    assert str(family.plan[block + "mlp.gate_up_proj.weight"].axes[0]) == "out: 2 * 2048+2048"
+    assert family.small_config["hidden_size"] < 768
+    assert family.plan[block + "mlp.down_proj.weight"].cut == (0, 1), "the stream is cut where it is written"
+    assert family.evidence.worst_step < 1e-11 < 1e-3 < family.evidence.control
+    assert family.evidence.jump < 1e-10
+    uncut = {name: replace(entry, cut=()) for name, entry in family.plan.tensors.items()}
+    found = prove(replace(family, plan=family.plan.with_tensors(uncut)), steps=2).evidence.jump
+    assert found > 1e-6, "without the cuts waking moves the loss"
+    assert FamilyPlan.from_json(family.to_json()) == family
+
+
+def test_parts_of_several_spaces_are_not_lifted_by_one_ratio():
+    axis = Axis.parse("out: 48+48 | 44+44")
+    with pytest.raises(mu.MupscaleError) as error:
+        lift_axis(axis, 184, 368, None, {Fraction(4), Fraction(8)})
+    assert error.value.code == "family.parts_of_several_spaces"
+    assert str(lift_axis(axis, 184, 368, None, {Fraction(2)})) == "out: 96+96 | 88+88"
+
+
+def test_a_stream_behind_layer_norm_grows_by_copies_in_a_plan_by_units():
+    bert = {**SIZES, "model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    family = prove(family_plan(bert, 2, by="units"), steps=3)
+    layer = "bert.encoder.layer.1."
+    assert str(family.plan[layer + "intermediate.dense.weight"].axes[0]) == "out: 40+40"
+    assert str(family.plan[layer + "intermediate.dense.weight"].axes[1]) == "in: 32x2"
+    assert str(family.plan[layer + "attention.self.query.weight"].axes[0]) == "out: 32+32"
+    assert family.evidence.worst_step < 1e-11
+    assert family.evidence.jump < 1e-10
+
+
+def test_units_words_blocks_together():
+    family = prove(family_plan(LLAMA, "2", to="layers=3,after=0,vocab=+7", by="units"), steps=3)
+    assert family.plan["model.layers.1.mlp.up_proj.weight"].wide_shape == (80, 64)
+    assert str(family.plan["model.layers.0.mlp.up_proj.weight"].axes[0]) == "out: 40+40"
+    assert family.evidence.worst_step < 1e-11
+    assert family.evidence.jump < 1e-10
+
+
+def loss_of(folder, words):
+    model = transformers.LlamaForCausalLM.from_pretrained(folder).double()
+    with torch.no_grad():
+        return float(model(input_ids=words, labels=words).loss)
+
+
+def test_upscale_keeps_the_loss_of_the_base(tmp_path, capsys):
+    base, ends = tmp_path / "base", (tmp_path / "base", tmp_path / "wide")
+    saved(base)
+    assert cli("upscale", *ends, "-k 2 --noise random") == 0
+    assert "the loss is the base's" in capsys.readouterr().out
+    words = torch.randint(0, 97, (2, 30))
+    before = loss_of(base, words)
+    assert abs(loss_of(tmp_path / "wide", words) - before) < 1e-6 * before
+    assert cli("check", *ends, "--layout --quiet") == 0
+    stored = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "wide").state_dict()
+    up, down = (stored[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("up", "down"))
+    assert float(up[40:].abs().min()) > 0 == float(down[:, 40:].abs().max())
+    assert "required=True" in (tmp_path / "wide" / "train.py").read_text(), "nothing tells the base's rate"
+    assert "**Its loss is the base's**" in (tmp_path / "wide" / "README.md").read_text()
+    assert cli("upscale", base, tmp_path / "noisy", "-k 2 --noise t=0.2 --no-loss --quiet") == 0
+    assert abs(loss_of(tmp_path / "noisy", words) - before) > 1e-4 * before, "copies and noise move it"
+
+
+def test_the_call_is_the_command_and_train_py_takes_half_of_the_base_rate(tmp_path):
+    base = tmp_path / "base"
+    saved(base)
+    log = [{"learning_rate": 1e-4, "step": 1}, {"learning_rate": 4e-4, "step": 2}, {"loss": 3.0, "step": 3}]
+    (base / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    assert cli("upscale", base, tmp_path / "wide", "-k 2 --noise random --quiet") == 0
+    mu.grow_checkpoint(base, tmp_path / "same", 2, noise=mu.NewUnits("random"))
+    wide, same = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("wide", "same"))
+    assert wide == same
+    assert "default=0.0002" in (tmp_path / "wide" / "train.py").read_text()
+    mu.grow_checkpoint(base, tmp_path / "asleep", 2, by="units")
+    asleep = load_file(tmp_path / "asleep" / "model.safetensors")
+    assert float(asleep["model.layers.0.mlp.up_proj.weight"][40:].abs().max()) == 0

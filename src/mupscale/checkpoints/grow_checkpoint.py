@@ -224,7 +224,7 @@ def _refuse_jump(family: FamilyPlan) -> None:
     remedy = "write --by copies --noise auto, which shows what it costs; or mupscale grow --by units, which does not wake it"
     raise_faults(
         "waking what is new would change the loss",
-        [Fault("noise.waking_changes_loss", family.model_type, what, remedy)],
+        [Fault("growth.waking_moves_loss", family.model_type, what, remedy)],
     )
 
 

@@ -146,6 +146,10 @@ def _check(chosen: argparse.Namespace) -> None:
             "--recipe sets the noise: leave out --steps, which is for --noise auto",
             code="recipe.with_other_settings",
         )
+    if chosen.steps is not None and chosen.noise is None:
+        raise MupscaleError(
+            "--steps is for --noise auto, and no --noise is given", code="option.steps_need_auto"
+        )
     if chosen.verb_name == "upscale" and chosen.by == "copies" and not (chosen.noise or chosen.recipe):
         raise MupscaleError(
             "copies need a noise size: --noise auto | t=… | sigma=… | paired=…, or --recipe FILE\n"
