@@ -35,6 +35,7 @@ from mupscale.jobs.journal.entries import (
     BaseStamp,
     BlockDone,
     Ended,
+    Entry,
     Measured,
     PartSent,
     StretchRead,
@@ -435,7 +436,7 @@ def test_other_numbers_of_workers_may_go_on(base, want, tmp_path, dying):
     assert bytes_in(tmp_path / "wide") == want
 
 
-WRITTEN_BY_0_2_0 = {
+WRITTEN_BY_0_2_0: dict[Entry, str] = {
     BaseStamp(
         "model-00001 of 2.safetensors", "1052672-1763408612"
     ): "ad385b24df0c6c86 s 1052672-1763408612 model-00001 of 2.safetensors",
@@ -477,9 +478,9 @@ def test_torn_journals_are_shorter_and_never_wrong(tmp_path):
         assert all(a <= b for a, b in zip(found, want.units, strict=True))
     for at in range(0, len(raw), 3):
         sink.path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
-        found = read_journals(tmp_path, 10)
-        assert all(a <= b for a, b in zip(found.units, want.units, strict=True))
-        assert found != want, "control: a damaged line does not count"
+        damaged = read_journals(tmp_path, 10)
+        assert all(a <= b for a, b in zip(damaged.units, want.units, strict=True))
+        assert damaged != want, "control: a damaged line does not count"
 
 
 def test_dying_while_finishing_is_harmless(base, want, tmp_path, monkeypatch):
