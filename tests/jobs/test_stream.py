@@ -542,9 +542,9 @@ def test_torn_journals_are_shorter_and_never_wrong(tmp_path):
         assert all(a <= b for a, b in zip(units, want.units, strict=True))
     for at in range(0, len(raw), 3):
         sink.path.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
-        found = read_journals(tmp_path, 10)
-        assert all(a <= b for a, b in zip(found.units, want.units, strict=True))
-        assert found != want, "control: a damaged line does not count"
+        damaged = read_journals(tmp_path, 10)
+        assert all(a <= b for a, b in zip(damaged.units, want.units, strict=True))
+        assert damaged != want, "control: a damaged line does not count"
 
 
 def test_dying_while_finishing_is_harmless(base, want, tmp_path, monkeypatch):
