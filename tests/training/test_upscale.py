@@ -1,6 +1,7 @@
 """Upscale is grow plus noise plus a learning rate: exact at zero noise, counted from the first reference."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -190,6 +191,28 @@ def centred(n):
     )
 
 
+class BehindTheSum(nn.Module):
+    """As in BERT: what a norm returns is the stream."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.inside, self.first, self.last, self.out = (
+            nn.Linear(3, n),
+            nn.LayerNorm(n),
+            nn.LayerNorm(n),
+            nn.Linear(n, 1),
+        )
+        self.up, self.down = nn.Linear(n, 4 * n), nn.Linear(4 * n, n)
+
+    def forward(self, x):
+        h = self.first(self.inside(x))
+        return self.out(self.last(h + self.down(F.gelu(self.up(h)))))
+
+
+def bent(n):
+    return nn.Sequential(nn.Linear(3, n), nn.GELU(), nn.LayerNorm(n), nn.Linear(n, 1))
+
+
 def grouped(n):
     layers = nn.Conv1d(1, n, 3), nn.GroupNorm(n // 2, n), nn.ReLU(), nn.Flatten(), nn.Linear(n, 1)
     return nn.Sequential(nn.Unflatten(1, (1, 3)), *layers)
@@ -202,7 +225,10 @@ def leaking(n):
 BY_UNITS = {
     "twice": (plain, 8, {"4+4"}),
     "half as much again": (plain, 6, {"4+2"}),
-    "a stream that LayerNorm centres": (centred, 8, {"4x2", "16+16"}),
+    "a stream that LayerNorm centres": (centred, 8, {"4+4", "16+16"}),
+    "half as much again of it": (centred, 6, {"4+2", "16+8"}),
+    "a norm that writes into the stream": (BehindTheSum, 8, {"4x2", "16+16"}),
+    "an activation that does": (bent, 8, {"4x2"}),
     "new groups": (grouped, 8, {"4+4"}),
     "an activation with f(0) = 1/2": (leaking, 8, {"4x2"}),
 }
@@ -228,8 +254,78 @@ def test_upscale_without_options_does_not_change_the_loss(case):
         loss(wide.model).backward()
         wide.optimizer.step()
     assert all(p.grad is not None and bool(p.grad.any()) for p in wide.model.parameters())
-    back = mu.narrow(mu.grow(run, lambda: make(width), by="units", loss=loss), lambda: make(4))
-    assert all(torch.equal(a, b) for a, b in zip(back.model.parameters(), base.parameters(), strict=True))
+    asleep = mu.grow(run, lambda: make(width), plan=wide.plan, loss=loss)
+    back = mu.narrow(asleep, lambda: make(4))
+    for a, b in zip(back.model.parameters(), base.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-14, atol=0)
+
+
+def test_new_channels_of_a_centred_stream_carry_the_mean_and_nothing_less():
+    """The nearest wrong rules move the loss: zeros for the mean, a gain without its fold, a bias that wakes."""
+    torch.manual_seed(0)
+    x, base = torch.randn(16, 3, dtype=torch.float64), centred(4).double()
+    with torch.no_grad():
+        base[1].bias.normal_()
+
+    def loss(model):
+        return (model(x.to(model[0].weight.dtype)) - 1).square().mean()
+
+    wide = mu.upscale(base, lambda: centred(6), loss=loss)
+    plan = wide.plan
+    assert plan is not None
+    assert [entry.mean for entry in plan.tensors.values()] == [(0,), (0,), (), (), (), (), (), ()]
+    assert mu.Plan.from_json(plan.to_json()) == plan
+    assert any("outputs, and not training" in need for need in plan.needs)
+    torch.testing.assert_close(
+        wide.model[0].weight[4:], 1.5**0.5 * base[0].weight.mean(0).expand(2, 3), rtol=1e-14, atol=0
+    )
+    assert not wide.model[1].bias[4:].any()
+    wrong = {
+        "0.weight": replace(plan["0.weight"], mean=(), cut=(0,)),
+        "1.weight": replace(plan["1.weight"], fold=mu.rules.Scale.of(1)),
+        "1.bias": replace(plan["1.bias"], cut=()),
+    }
+    before = loss(base).item()
+    for name, entry in wrong.items():
+        other = mu.upscale(base, lambda: centred(6), plan=plan.with_tensors({name: entry}), prove=False)
+        assert abs(loss(other.model).item() - before) > 1e-4 * before, name
+        refusal(
+            lambda name=name, entry=entry: mu.upscale(
+                base, lambda: centred(6), plan=plan.with_tensors({name: entry}), loss=loss
+            )
+        )
+
+
+def test_growing_exactly_copies_a_centred_stream_and_parts_of_it_have_no_mean(tmp_path):
+    torch.manual_seed(0)
+    x, base = torch.randn(16, 3, dtype=torch.float64), centred(4).double()
+
+    def loss(model):
+        return (model(x.to(model[0].weight.dtype)) - 1).square().mean()
+
+    def make():
+        return centred(8).double()
+
+    assert not mu.grow(base, make, by="units", loss=loss).plan.carries_mean
+    assert not mu.infer_plan(base, make, by="units", loss=loss).carries_mean
+    run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))
+    wide = mu.upscale(run, make, loss=loss)
+
+    def step(run, i):
+        run.optimizer.zero_grad()
+        value = loss(run.model)
+        value.backward()
+        run.optimizer.step()
+        return value
+
+    certificate = mu.verify(run, make, step=step, plan=wide.plan, steps=2)
+    assert not certificate.holds, "training is not the base's"
+    assert mu.verify(run, make, loss=loss, plan=wide.plan).holds, "the pulled-back gradient is"
+    for _ in range(3):
+        step(wide, 0)
+    with pytest.warns(UserWarning, match="new units are in use"):
+        mu.narrow(wide, lambda: centred(4).double())
+    refusal(lambda: mu.load_grown_(mu.Run(base), mu.Run(make()), plan=wide.plan), "plan.mean_in_parts")
 
 
 def test_noise_means_copies_and_an_unknown_way_is_refused():

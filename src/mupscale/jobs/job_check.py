@@ -122,6 +122,10 @@ def _kernel(move: Move) -> Iterator[Reason]:
         yield Reason("job.axes_other_shape", f"its axes give shape {wide}, its place has {move.target.shape}")
     if not all(axis.duplicates for axis in making.axes):
         yield Reason("axis.not_whole_copies", "its axes do not grow by whole copies")
+    if making.mean:
+        yield Reason(
+            "plan.mean_in_parts", "its new channels are the mean of the others, which no part of it holds"
+        )
     if move.sources:
         yield from _sources(move, base)
     floating = move.target.dtype in FLOATS and all(source.dtype in FLOATS for source in move.sources)

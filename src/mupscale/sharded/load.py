@@ -29,7 +29,7 @@ from ..noise.resolved import NoisePlan
 from ..noise.where import exempt_of
 from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.direction import Direction
-from ..plans.ends import check_end, expect_proved
+from ..plans.ends import check_end, expect_proved, refuse_mean_in_parts
 from ..plans.plan import Plan
 from ..rules.optimizer_rule import OptimizerRule
 from ..runs.provenance import Growth
@@ -119,6 +119,7 @@ def _checked(
     faults += wrong_kind("plan", plan, Plan, "write plan=infer_plan(base, wide), or a family's plan")
     raise_faults("load_grown_ cannot use what it was given", faults)
     expect_proved(plan, prove)
+    refuse_mean_in_parts(plan)
     if isinstance(base, Run):
         check_end(plan, base.model, "base")
     check_end(plan, wide.model, "wide")
