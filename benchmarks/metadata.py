@@ -88,7 +88,7 @@ def before(path: Path) -> Found:
                 raise SystemExit("a chunk sticks out")
             chunks.append(Chunk(start, part, *dcp._bytes_of(name, stored[name, start], [])))
         chunks = [chunk for chunk in chunks if prod(chunk.shape)]
-        if not dcp._tiles(chunks, shape):
+        if not dcp._is_grid([list(c.start) for c in chunks], [list(c.shape) for c in chunks], shape):
             raise SystemExit("chunks do not fit")
         tensors[name] = shape, tuple((Rectangle(chunk.start, chunk.shape), chunk) for chunk in chunks)
     del described, stored, raw

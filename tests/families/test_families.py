@@ -9,8 +9,10 @@ import torch
 
 import mupscale as mu
 from harness.family_configs import EXACT, INEXACT
-from harness.refusals import refused
+from harness.limited import limited
+from harness.refusals import refusal, refused
 from harness.tiny_llama import saved
+from mupscale.errors import MupscaleError
 from mupscale.families.config.goal import Goal
 from mupscale.families.config.grown import grown
 from mupscale.families.config.multipliers import parse_multipliers
@@ -21,6 +23,7 @@ from mupscale.families.types.symbols import evaluate, layout, power, symbols
 
 pytest.importorskip("transformers")
 
+from mupscale.families import models, process
 from mupscale.families.copy.shrink import growth, shapes, shrunk
 from mupscale.families.loaded import stored_losses
 from mupscale.families.models import as_data, config_from, model_class, on_meta
@@ -374,3 +377,38 @@ def test_layouts_and_folds_that_shapes_do_not_show_are_found(name):
 def test_fields_of_a_type_without_a_row_are_known_by_their_usual_names():
     found = growing_fields({"model_type": "new", "d_model": 8, "n_heads": 2, "d_ff": 32, "vocab_size": 9})
     assert found == {"hidden": ["d_model"], "heads": ["n_heads"], "ffn": ["d_ff"]}
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 10**6])
+def test_a_number_of_layers_that_no_model_has_is_refused_before_planning(layers):
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
+    refusal(
+        lambda: models.config_from({"model_type": "llama", "num_hidden_layers": layers, **sizes}),
+        "config.number_of_layers",
+    )
+    assert models.config_from({"model_type": "llama", "num_hidden_layers": 1, **sizes}).num_hidden_layers == 1
+
+
+def test_planning_has_a_limit_of_memory(monkeypatch):
+    monkeypatch.setattr(process, "MEMORY", 1 << 30)
+
+    def ended(taken):
+        def plan(*_, **__):
+            bytearray(taken)
+            raise MupscaleError("enough", code="test.enough")
+
+        def asked():
+            monkeypatch.setattr("mupscale.families.plan.family_plan", plan)
+            try:
+                process.answer(
+                    dict.fromkeys(
+                        ("config", "multipliers", "to", "architecture", "export", "stored", "declared")
+                    )
+                )
+            except MupscaleError as error:
+                return error.code
+
+        return limited(asked, 60, 4 << 30).value
+
+    assert ended(2 << 30) == "plan.takes_too_much_memory"
+    assert ended(1 << 20) == "test.enough"

@@ -33,12 +33,14 @@ import mupscale as mu
 from harness.limited import limited
 from harness.profiles import examples
 from harness.refusals import refusal
+from mupscale.files.dcp import metadata as dcp
 from mupscale.files.dcp.chunks import chunk_place, read_value
-from mupscale.files.dcp.metadata import METADATA, _tiles, read_dcp
+from mupscale.files.dcp.metadata import METADATA, _gaps, read_dcp
 from mupscale.files.dcp.table import Chunk, FileNames, chunked, map_table, write_table
 from mupscale.files.pickles.inert import read_head, read_metadata
 from mupscale.files.pickles.opcodes import Record, _no_names, unpickled
 from mupscale.files.pickles.torch_file import read_tree
+from mupscale.files.pickles.torch_settings import read_settings
 from mupscale.jobs.bytes.blocks import Reader, read_rectangle_
 from mupscale.plans.ends import identity_plan
 from mupscale.sharded.noise import noise_identity
@@ -433,7 +435,8 @@ def test_buffers_behind_wrappers_are_those_inside(tmp_path):
     ],
 )
 def test_chunks_that_overlap_or_leave_holes_are_seen(chunks, fits):
-    assert _tiles([Chunk(start, shape, "x", 0, 1) for start, shape in chunks], (4, 3)) == fits
+    made = chunked("F32", (4, 3), [Chunk(start, shape, "x", 0, 1) for start, shape in chunks], FileNames())
+    assert [fault.code for fault in _gaps({"w": made})] == ([] if fits else ["dcp.chunks_do_not_tile"])
 
 
 def test_pickles_cannot_grow_without_end_or_change_what_they_call():
@@ -605,3 +608,60 @@ def test_looking_up_chunks_finds_those_that_a_comparison_of_all_finds(data):
     want = [chunk for chunk in chunks if Rectangle(chunk.start, chunk.shape).meet(wanted).numel]
     assert tensor.chunks == chunks
     assert tensor.meeting(start, shape) == want
+
+
+def archive(path, pickled, files=0, packed=False):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED) as made:
+        for name, raw in (("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3")):
+            made.writestr(f"a/{name}", raw)
+        for number in range(files):
+            made.writestr(f"a/{number}", b"")
+    return path
+
+
+@pytest.mark.parametrize("read", [read_settings, read_tree])
+def test_memo_entries_and_names_count_and_nothing_is_unpacked(tmp_path, read):
+    sound = pickle.dumps({str(n): [n] for n in range(5000)}, 2)
+    assert len(read(archive(tmp_path / "sound", sound))) == 5000
+    bombs = {
+        "memo": b"}" + b"\x94" * 900_000,
+        "one name": b"](" + b"ca\nb\n" * 400_000 + b"e",
+        "names": b"](" + b"".join(b"ca\nb%d\n" % n for n in range(50_000)) + b"e",
+        "many values": b"(" + b"N" * 4_000_000 + b"t",
+    }
+    for name, raw in bombs.items():
+        path = archive(tmp_path / name, b"\x80\x02" + raw + b".", files=1000)
+        found = limited(lambda path=path: refusal(lambda: read(path), "pickle.too_many_records") and 0)
+        assert found.done, (name, found)
+    packed = archive(tmp_path / "packed", sound, packed=True)
+    refusal(lambda: read(packed), "archive.is_compressed")
+
+
+def test_a_tensor_of_optimizer_state_has_the_strides_and_the_bytes_that_it_names(tmp_path):
+    torch.save({"a": torch.zeros(7, 5)}, tmp_path / "sound")
+
+    def changed(old, new):
+        with zipfile.ZipFile(tmp_path / "sound") as sound, zipfile.ZipFile(tmp_path / "odd", "w") as made:
+            for name in sound.namelist():
+                raw = sound.read(name)
+                assert not name.endswith(".pkl") or old in raw
+                made.writestr(name, raw.replace(old, new) if name.endswith(".pkl") else raw)
+        return tmp_path / "odd"
+
+    assert read_tree(changed(b"K\x23", b"K\x23"))["a"].shape == (7, 5)
+    refusal(
+        lambda: read_tree(changed(b"K\x05K\x01\x86", b"J\xfb\xff\xff\xffK\x01\x86")), "pickle.negative_size"
+    )
+    refusal(lambda: read_tree(changed(b"K\x23", b"K\x24")), "archive.other_storage_size")
+
+
+def test_irregular_chunks_of_all_tensors_are_compared_within_one_budget(monkeypatch):
+    bricks = [
+        c
+        for r in range(0, 8, 2)
+        for c in [((r, 0), (1, 1)), ((r, 1), (1, 2)), ((r + 1, 0), (1, 2)), ((r + 1, 2), (1, 1))]
+    ]
+    made = chunked("F32", (8, 3), [Chunk(start, shape, "x", 0, 1) for start, shape in bricks], FileNames())
+    assert not list(_gaps({str(n): made for n in range(9)}))
+    monkeypatch.setattr(dcp, "_MOST_COMPARED", 4 * 2 * len(bricks) ** 2)
+    assert [fault.where for fault in _gaps({str(n): made for n in range(5)})] == ["4"]

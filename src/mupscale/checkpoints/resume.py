@@ -49,7 +49,7 @@ def begun(base: Base, out: Location, request: Request, architecture: str | None)
     job = replace(sound_job(read_regular(there, _LONGEST)), out=out)
     check_same(job, base.path, request, architecture)
     check_config(base.directory, job.about)
-    return job
+    return replace(job, base=absolute(base.path))  # the job on disk has no password and no signature
 
 
 def check_same(job: Job, base: Location, request: Request, architecture: str | None) -> None:

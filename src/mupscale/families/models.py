@@ -19,13 +19,15 @@ import torch
 from torch import nn
 
 from ..errors import Fault, MupscaleError
-from ..files.strict import parse_json, read_regular
+from ..files.strict import parse_json, printable, raise_few, read_regular
 from ..files.typed import named
 from ..models.kinds import is_batch_norm, is_norm
 from ..models.names import name_in
 from ..storage.location import Location, Url, location
 from ..storage.looking import is_dir
 from ..tensors.random_states import forked
+from .config.fields import FIELDS
+from .config.nested import nested_configs
 from .types.rows import row_for
 from .types.symbols import evaluate
 
@@ -50,6 +52,8 @@ _HEADS = (
 _LARGEST_CONFIG = (
     4 << 20
 )  # bytes; label names of a classifier make the largest ones, and a thousand take 0.1 MB
+_WHOLE_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers")
+_MOST_LAYERS = 10_000  # the deepest that are trained have a few hundred
 _SILENT = 50  # logging.CRITICAL, which transformers takes as a number
 
 
@@ -97,6 +101,7 @@ def config_from(raw: Mapping[str, Any]) -> Config:
             "a quantised checkpoint holds no weights that could be copied; grow the original one",
             code="checkpoint.quantised_weights",
         )
+    _refuse_layers(raw)
     try:
         config = CONFIG_MAPPING[kind].from_dict(_plain({k: v for k, v in raw.items() if k != "auto_map"}))
     except Exception as error:
@@ -110,6 +115,23 @@ def config_from(raw: Mapping[str, Any]) -> Config:
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     return config
+
+
+def _refuse_layers(raw: Mapping[str, Any]) -> None:
+    """Refuse numbers of layers that no model has, before a model of so many is described."""
+    faults = []
+    for path, part in nested_configs(raw):
+        for field, value in part.items():
+            if not FIELDS["layers"].has(field) or type(value) is not int:
+                continue
+            least = 1 if field in _WHOLE_DEPTHS else 0  # a model of two towers may be without one of them
+            if not least <= value <= _MOST_LAYERS:
+                what = f"{printable(str(value))} layers, expected {least} to {_MOST_LAYERS:,}"
+                remedy = "write the number of layers of the weights into config.json"
+                faults.append(
+                    Fault("config.number_of_layers", ".".join([*map(str, path), field]), what, remedy)
+                )
+    raise_few("no model has so many layers", faults)
 
 
 def _no_type(kind: Any, remote: bool, known: list[str]) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,9 @@ from .config.goal import Way
 from .config.multipliers import TOWERS, parse_multipliers
 from .record import FamilyPlan
 from .types.declarations import Declarations
+
+MEMORY = 8 << 30
+"""Bytes that planning may take: a small copy, its proof, and a description of the wide model, which has no data."""
 
 
 def plan_in_process(
@@ -82,8 +86,21 @@ def _remedy(code: int) -> str:
     return "code -9 is a kill, most often for lack of memory: free some" if code == -9 else ""
 
 
+def _most_memory() -> None:
+    """Let this process have so many bytes of its own, so that a configuration cannot take the machine."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+def _used_up() -> bool:
+    """Whether the process has had nearly all that it may have; torch and numpy say that in several ways."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > MEMORY * 3 // 4
+
+
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """The task "plan" of a child: the proved plan, or a refusal that says what can be done instead."""
+    _most_memory()
     try:
         import torch
 
@@ -108,6 +125,11 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         claim = f"planning needs {error.name}: pip install 'mupscale[hf]'"
         raise MupscaleError(claim, code="extra.missing") from None
     except Exception as error:
+        if isinstance(error, MemoryError) or _used_up():
+            raise MupscaleError(
+                f"planning took more than {MEMORY >> 30} GB of memory and was stopped; check the sizes in config.json",
+                code="plan.takes_too_much_memory",
+            ) from None
         text = str(error).strip().splitlines()
         what = f"{type(error).__name__}: {text[0][:300] if text else ''}"
         remedy = "build the model from this config.json with transformers alone, to see whether that works"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import Fault, MupscaleError
-from ..storage.location import Location, Url
+from ..storage.location import Location, Url, without_secrets
 from ..storage.pages import RemoteFile
 
 LONGEST_TEXT = 100_000_000
@@ -159,7 +159,7 @@ def text_fault(text: Any) -> Reason | None:
 
 def printable(name: object) -> str:
     """Untrusted text for a message, made printable and short."""
-    text = name if isinstance(name, str) else repr(name)
+    text = without_secrets(name if isinstance(name, str) else repr(name))
     return _short(text)[:120]
 
 
@@ -201,7 +201,8 @@ def os_errors(where: Location | str) -> Iterator[None]:
         raise  # some are a ValueError too
     except OSError as error:
         raise MupscaleError(
-            f"{printable(str(where))} cannot be used: {error.strerror or error}", code=_os_code(error)
+            f"{printable(str(where))} cannot be used: {without_secrets(str(error.strerror or error))}",
+            code=_os_code(error),
         ) from None
     except ValueError as error:  # a NUL in a path
         raise MupscaleError(

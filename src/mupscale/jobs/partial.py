@@ -83,8 +83,9 @@ def prepare(job: Job) -> bool:
         if not (folder / _READY).exists():
             for name in _folders(job):
                 (folder / name).mkdir(parents=True, exist_ok=True)
+            mode = _mode(job)
             for file in job.files:
-                _create(folder / f"{file.name}{PARTIAL}", file.size, file.chunks)
+                _create(folder / f"{file.name}{PARTIAL}", file.size, file.chunks, mode)
             _write(folder / _READY, b"")
             sync_path(folder)
     return False
@@ -232,8 +233,17 @@ def _identity(entry: Any) -> Any:
     return json.loads(json.dumps(kept))
 
 
-def _create(path: Path, size: int, chunks: tuple[tuple[int, bytes], ...]) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+def _mode(job: Job) -> int:
+    """Who may read the weights: nobody who may not read those of the base."""
+    mode = 0o644
+    for source in job.sources:
+        if isinstance(job.base, Path):
+            mode &= (job.base / source.name).stat().st_mode
+    return mode | 0o600
+
+
+def _create(path: Path, size: int, chunks: tuple[tuple[int, bytes], ...], mode: int) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         os.ftruncate(descriptor, size)
         for offset, raw in chunks:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import MupscaleError
 from ..extras import needs
-from .location import Url
+from .location import Url, location, without_secrets
 
 PAUSES = (0.2, 1.0, 3.0, 8.0, 15.0)
 """Seconds between tries; a store that throttles or restarts answers again within half a minute."""
@@ -124,7 +124,7 @@ def filesystem(url: Url) -> Any:
     with needs(f"{url.scheme}://", "remote"):
         import fsspec  # type: ignore[import-untyped]
     host = url.path.partition("/")[0]
-    key = (url.scheme, host, os.getpid())
+    key = (url.scheme, f"{url.user}@{host}", os.getpid())
     with _lock:
         if key not in _known:
             _known[key] = _made(fsspec, url)
@@ -132,6 +132,12 @@ def filesystem(url: Url) -> Any:
 
 
 def _made(fsspec: Any, url: Url) -> Any:
+    if url.scheme in ("s3", "s3a", "gs", "hf") and (url.user or url.query):
+        raise MupscaleError(
+            f"{url} was given with a password or a query, which no {url.scheme}:// address has; leave it out, and set "
+            "the credentials as the store's own tools read them (docs/storage.md)",
+            code="store.password_in_address",
+        )
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     if url.scheme in ("s3", "s3a"):
         with needs(f"{url.scheme}://", "remote"):
@@ -145,12 +151,15 @@ def _made(fsspec: Any, url: Url) -> Any:
         }
         options["config_kwargs"] = {**limits, **told}
     try:
-        system, _ = fsspec.core.url_to_fs(str(url), **options)
+        system, _ = fsspec.core.url_to_fs(url.full, **options)
     except ImportError as error:
-        raise MupscaleError(f"{url}: {error}", code="extra.store_package_missing") from None
+        raise MupscaleError(
+            f"{url}: {without_secrets(str(error))}", code="extra.store_package_missing"
+        ) from None
     except ValueError as error:
         raise MupscaleError(
-            f"{url}: {error}; known to fsspec are s3, gs, hf, https and others", code="store.unknown_scheme"
+            f"{url}: {without_secrets(str(error))}; known to fsspec are s3, gs, hf, https and others",
+            code="store.unknown_scheme",
         ) from None
     if hasattr(system, "retries"):
         system.retries = 1
@@ -174,13 +183,13 @@ async def _s3_body(system: Any, wanted: dict[str, Any]) -> bytes:
 
 
 def _path(url: Url) -> str:
-    path: str = filesystem(url)._strip_protocol(str(url))
+    path: str = filesystem(url)._strip_protocol(url.full)
     return path
 
 
 def _entry(told: dict[str, Any]) -> Entry:
     version = next((str(told[key]) for key in _VERSIONS if told.get(key) is not None), "")
-    name = str(told["name"]).rstrip("/").rpartition("/")[2]
+    name = str(location(str(told["name"]))).rstrip("/").rpartition("/")[2]
     return Entry(name, told["type"] == "file", int(told.get("size") or 0), version)
 
 
@@ -207,17 +216,19 @@ def _raise_final(url: Url, error: Exception) -> None:
         ) from None
     if type(error).__name__ == "ParamValidationError":
         raise MupscaleError(
-            f"{url}: {' '.join(str(error).split())[:200]}", code="store.invalid_request"
+            f"{url}: {' '.join(without_secrets(str(error)).split())[:200]}", code="store.invalid_request"
         ) from None
     if isinstance(error, PermissionError):
         what = f"the store forbids it ({code or 'access denied'})"
         raise PermissionError(errno.EACCES, what, str(url)) from None
-    if isinstance(error, _FINAL):
-        raise error
-    if isinstance(error, OSError) and error.errno in _FINAL_CODES:
+    if isinstance(error, _FINAL) or (isinstance(error, OSError) and error.errno in _FINAL_CODES):
+        if (
+            url.user or url.query
+        ):  # neither reaches a message; others keep the code of the store in their cause
+            raise type(error)(error.errno, without_secrets(str(error)), str(url)) from None
         raise error
 
 
 def _reason(error: Exception) -> str:
-    said = str(error).strip().splitlines()
+    said = without_secrets(str(error)).strip().splitlines()
     return f"{type(error).__name__}: {said[0][:200]}" if said else type(error).__name__

@@ -7,28 +7,29 @@ optimizers, process groups.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from itertools import accumulate, combinations
+from itertools import accumulate
 from math import prod
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from ...errors import Fault, MupscaleError
 from ...storage.location import Location, location
 from ...storage.looking import sizes_in
-from ...tensors.parts import Rectangle
 from ..pickles.inert import read_metadata
 from ..pickles.opcodes import Record
 from ..places import KNOWN, dtype_name
 from ..strict import name_fault, os_errors, printable, raise_few, read_regular
-from .table import Chunk, ChunkedTensor, DcpDirectory, FileNames, chunked
+from .table import Chunk, ChunkedTensor, DcpDirectory, FileNames, Rows, chunked
 
 METADATA = ".metadata"
 T = TypeVar("T")
-_MOST_PAIRED = 512  # chunks compared pair by pair, 130,816 pairs; a regular grid needs no pairs
+_MOST_PAIRED = 512  # chunks of a tensor compared pair by pair; a regular grid needs no pairs
+_MOST_COMPARED = 1 << 26  # pairs of all tensors together, for each dimension: a tenth of a second
 _MOST_DIMS = 64  # torch's own limit
 _LARGEST = 1 << 63
 _SPARE = 1 << 20  # bytes that `.metadata` may have besides what its files explain
@@ -79,6 +80,7 @@ def _described(path: Location, metadata: Any, digest: str) -> DcpDirectory:
         else:
             label = name if type(name) is str else type(name).__name__
             faults.append(Fault("dcp.unknown_entry", printable(label), "neither a tensor nor a value"))
+    faults += _gaps(tensors)
     raise_few(f"{printable(str(path))} cannot be read", faults)
     return DcpDirectory(path, tensors, values, digest)
 
@@ -103,10 +105,6 @@ def _tensor(
         else:
             chunks.append(Chunk(start, part, *_bytes_of(name, found, faults)))
     chunks = [chunk for chunk in chunks if prod(chunk.shape)]
-    if not _tiles(chunks, shape):
-        faults.append(
-            Fault("dcp.chunks_do_not_tile", printable(name), f"its chunks do not make up its shape {shape}")
-        )
     return chunked(_dtype(entry.properties.dtype), shape, chunks, files)
 
 
@@ -175,19 +173,38 @@ def _dtype(dtype: Any) -> str:
     return dtype_name(dtype) if dtype in KNOWN else f"{dtype}"
 
 
-def _tiles(chunks: list[Chunk], shape: tuple[int, ...]) -> bool:
-    """Whether chunks make up a tensor without holes and overlaps: a grid, or few enough to compare all pairs."""
-    if sum(prod(chunk.shape) for chunk in chunks) != prod(shape):
-        return False
+def _gaps(tensors: Mapping[str, ChunkedTensor]) -> Iterator[Fault]:
+    """Tensors whose chunks do not make them up without holes and overlaps, or are too many and irregular to be compared."""
+    left = _MOST_COMPARED
+    for name, tensor in tensors.items():
+        dims, shape = len(tensor.shape), tensor.shape
+        starts, sizes = tensor.rows[:, :dims], tensor.rows[:, dims : 2 * dims]
+        tiles = sum(map(prod, sizes.tolist())) == prod(shape)
+        if tiles and not _is_grid(starts.tolist(), sizes.tolist(), shape):
+            count = len(starts)
+            left -= count * count * dims
+            tiles = count <= _MOST_PAIRED and left >= 0 and not _overlap(starts, starts + sizes)
+        if not tiles:
+            what = f"its chunks do not make up its shape {shape}"
+            yield Fault("dcp.chunks_do_not_tile", printable(name), what)
+
+
+def _is_grid(starts: list[list[int]], sizes: list[list[int]], shape: tuple[int, ...]) -> bool:
+    """Whether chunks that have as many entries as their tensor are the cells of a regular grid."""
     grid = 1
     for dim, size in enumerate(shape):
-        cuts = sorted({(chunk.start[dim], chunk.shape[dim]) for chunk in chunks})
+        cuts = sorted({(start[dim], part[dim]) for start, part in zip(starts, sizes, strict=True)})
         if [low for low, _ in cuts] != [0, *accumulate(n for _, n in cuts)][: len(cuts)] or sum(
             n for _, n in cuts
         ) != size:
-            break
+            return False
         grid *= len(cuts)
-    else:
-        return len({chunk.start for chunk in chunks}) == len(chunks) == grid
-    parts = [Rectangle(chunk.start, chunk.shape) for chunk in chunks]
-    return len(parts) <= _MOST_PAIRED and not any(a.meet(b).numel for a, b in combinations(parts, 2))
+    return len(set(map(tuple, starts))) == len(starts) == grid
+
+
+def _overlap(lows: Rows, highs: Rows) -> bool:
+    """Whether any two of some rectangles that are not empty have an entry in common."""
+    met = np.ones((len(lows), len(lows)), bool)
+    for low, high in zip(lows.T, highs.T, strict=True):
+        met &= (low[:, None] < high) & (low < high[:, None])
+    return int(met.sum()) > len(lows)

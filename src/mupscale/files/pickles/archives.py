@@ -15,17 +15,23 @@ from ..strict import printable
 from .inert import survey
 
 PICKLE = "data.pkl"
+SAVE_AGAIN = "save it again with torch.save of a current torch"
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _SPARE = 1 << 20  # bytes of a pickle besides what belongs to tensors
 _EACH = 4096  # bytes for each tensor; names, shape and strides take a few hundred
 
 
 def survey_archive(archive: zipfile.ZipFile, where: str) -> list[str]:
-    """Raise if the archive could be read in two ways, or if its pickle asks for more than its tensors explain.
+    """Raise if the archive is compressed or could be read in two ways, or if its pickle asks for more than its tensors explain.
 
     Returns the files of the tensors' bytes in the order in which the pickle names them.
     """
     names = [record.filename for record in archive.infolist()]
+    if any(r.compress_type != zipfile.ZIP_STORED or r.flag_bits & 1 for r in archive.infolist()):
+        raise MupscaleError(  # torch.save never compresses, and a few bytes could become very many
+            f"{where} is compressed, so it cannot be read in place; {SAVE_AGAIN}",
+            code="archive.is_compressed",
+        )
     # torch looks names up without regard to case and takes the first; Python's zipfile takes the last.
     if len({name.lower() for name in names}) != len(names):
         raise MupscaleError(

@@ -3,16 +3,18 @@
 Nothing is imported, and nothing is called except what the caller's names stand for. A pickle of a few hundred bytes can
 ask Python's own unpickler for endless work: a tuple that holds itself twice, 36 levels deep, has 2^36 entries when
 it is hashed as a key. Here a key is a text, a number or a record, whose hashes take constant time; the memo is as long
-as what was put into it; and what a pickle builds is counted.
+as what was put into it; and what a pickle builds, names and remembers is counted, against its size and against the bytes
+that were read so far, so that a pickle of nothing but containers ends soon.
 
 Knows: the opcodes that Python writes since protocol 2. Does not know: what the names mean.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from struct import Struct, error
-from typing import Any
+from typing import Any, NoReturn
 
 from ...errors import MupscaleError
 
@@ -21,6 +23,9 @@ Find = Callable[[str, str], Any]
 _MARK = object()
 _PLAIN_KEYS = (str, int, float, bool, bytes, type(None))
 _MOST_TEXT = 1 << 24  # characters of one text or number; a tensor's name has at most a few thousand
+_MOST_STACKED = 1 << 20  # values on the stack; picklers put lists and dicts together a thousand at a time
+_FIRST = 1000  # records and memo entries that the first bytes may have, however short they are
+_NEW_NAME = 20  # what a name counts when it is met first: its class takes a thousand bytes
 _I4, _U2, _U4, _U8, _F8 = (Struct(code) for code in ("<i", "<H", "<I", "<Q", ">d"))
 
 
@@ -56,7 +61,7 @@ class SafeCall:
 
 
 def unpickled(raw: bytes, find: Find, nodes: int, persistent: Callable[[Any], Any] | None = None) -> Any:
-    """What a pickle holds; at most `nodes` lists, dicts, tuples, records and calls may be in it.
+    """What a pickle holds; at most `nodes` lists, dicts, tuples, records, names, calls and memo entries may be in it.
 
     >>> import pickle
     >>> unpickled(pickle.dumps({"a": [1, 2.5, ("x", None)]}), _no_names, 10)
@@ -68,6 +73,8 @@ def unpickled(raw: bytes, find: Find, nodes: int, persistent: Callable[[Any], An
     pickle.key_not_plain
     """
     machine = _Machine(raw, find, nodes, persistent)
+    collecting = gc.isenabled()
+    gc.disable()  # nothing is given up while a pickle grows, and looking for that would take a third of the time
     try:
         return machine.run()
     except KeyError:
@@ -78,6 +85,9 @@ def unpickled(raw: bytes, find: Find, nodes: int, persistent: Callable[[Any], An
         raise MupscaleError(
             f"it ends, or its stack does, at byte {machine.at}", code="pickle.ends_too_early"
         ) from None
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _no_names(module: str, name: str) -> Any:
@@ -90,9 +100,10 @@ class _Machine:
     def __init__(self, raw: bytes, find: Find, nodes: int, persistent: Callable[[Any], Any] | None) -> None:
         self.raw, self.at = raw, 0
         self.find, self.persistent = find, persistent
-        self.left = nodes
+        self.most, self.nodes = nodes, 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.names: dict[tuple[str, str], Any] = {}
 
     def run(self) -> Any:
         raw, stack, memo, steps, at = self.raw, self.stack, self.memo, _STEPS, 0
@@ -101,6 +112,8 @@ class _Machine:
             at += 1
             if code == 0x94:  # MEMOIZE; this and the next two are half of the opcodes of a large `.metadata`
                 memo[len(memo)] = stack[-1]
+                if 2 * len(memo) > at + _FIRST:  # each entry is of something that has bytes of its own
+                    self.refuse_size()
             elif code == 0x6A:  # LONG_BINGET
                 stack.append(memo[raw[at] | raw[at + 1] << 8 | raw[at + 2] << 16 | raw[at + 3] << 24])
                 at += 4
@@ -119,14 +132,19 @@ class _Machine:
                 self.at = at
                 step(self)
                 at = self.at
+                if len(stack) > _MOST_STACKED:
+                    self.refuse_size()
 
-    def node(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise MupscaleError(
-                "it holds more lists, dicts and records than a checkpoint of this size has",
-                code="pickle.too_many_records",
-            )
+    def node(self, count: int = 1) -> None:
+        self.nodes += count
+        if self.nodes + len(self.memo) > min(self.most, _FIRST + self.at * 3 // 4):
+            self.refuse_size()
+
+    def refuse_size(self) -> NoReturn:
+        raise MupscaleError(
+            "it holds more lists, dicts and records than a checkpoint of this size has",
+            code="pickle.too_many_records",
+        )
 
     def read(self, count: int) -> bytes:
         start, self.at = self.at, self.at + count
@@ -166,6 +184,7 @@ class _Machine:
             raise MupscaleError(
                 f"its memo has an index of {index} at byte {self.at}", code="pickle.memo_index_too_large"
             )
+        self.node(0)
         self.memo[index] = self.stack[-1]
 
     def pair(self, target: Any, key: Any, value: Any) -> None:
@@ -193,7 +212,11 @@ class _Machine:
     def name(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
             raise MupscaleError("it asks for a name that is not a text", code="pickle.name_not_text")
-        self.stack.append(self.find(module, name))
+        self.node()
+        if (module, name) not in self.names:
+            self.node(_NEW_NAME)
+            self.names[module, name] = self.find(module, name)
+        self.stack.append(self.names[module, name])
 
     def call(self) -> None:
         """A function with its arguments; the only functions are those that the caller's names stand for."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
@@ -23,9 +23,7 @@ from ...storage.location import Location, Url, location
 from ..opened import file_size, open_file, open_stream
 from ..places import OutFile, Place, dtype_name, torch_dtype
 from ..strict import os_errors, printable, raise_few
-from .archives import data_start, survey_archive
-
-_AGAIN = "save it again with torch.save of a current torch"
+from .archives import SAVE_AGAIN, data_start, survey_archive
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ def read_tree(path: Location | str) -> Any:
     ((2, 3), 1, tensor([1., 1., 1.]))
     """
     path = location(path)
-    size, starts = _check_archive(path)
+    size, stored = _check_archive(path)
     try:
         source: Any = open_stream(path) if isinstance(path, Url) else str(path)
         with FakeTensorMode():
@@ -59,7 +57,7 @@ def read_tree(path: Location | str) -> Any:
             f"weights_only=True): {printable(said[0] if said else type(error).__name__)}",
             code="archive.more_than_tensors",
         ) from None
-    return _described(tree, path.name, size, starts)
+    return _described(tree, path.name, size, stored)
 
 
 def read_tensor(folder: Location | str, place: Place) -> Tensor:
@@ -119,12 +117,13 @@ def _hole(name: str, room: Room, holes: Iterator[tuple[int, int]]) -> Place:
     return Place(name, offset, room.dtype, room.shape)
 
 
-def _described(tree: Any, file: str, size: int, starts: list[int]) -> Any:
+def _described(tree: Any, file: str, size: int, stored: Mapping[int, int]) -> Any:
     """The tree with a place for each tensor.
 
     torch computes where bytes lie from the order in which the pickle names them, and does not look. Both that order and the
-    archive's (`starts`) are increasing, so if the same places occur in both, each is that of the same tensor.
+    archive's (the keys of `stored`) are increasing, so if the same places occur in both, each is that of the same tensor.
     """
+    starts = list(stored)
     faults: list[Fault] = []
     seen: set[int] = set()
 
@@ -141,25 +140,28 @@ def _described(tree: Any, file: str, size: int, starts: list[int]) -> Any:
             )
             return None
         try:
-            found, start = _place(tensor, file, size)
+            found, start = _place(tensor, file, size, stored)
             seen.add(start)
             return found
         except MupscaleError as error:
-            faults.append(Fault(error.code, f"{file}{where}", error.claim, _AGAIN))
+            faults.append(Fault(error.code, f"{file}{where}", error.claim, SAVE_AGAIN))
             return None
 
     described = map_leaves(tree, "", Tensor, place)
     if not faults and (seen != set(starts) or starts != sorted(starts)):
         faults.append(
             Fault(
-                "archive.tensors_misplaced", file, "its tensors do not lie where torch.save puts them", _AGAIN
+                "archive.tensors_misplaced",
+                file,
+                "its tensors do not lie where torch.save puts them",
+                SAVE_AGAIN,
             )
         )
     raise_few(f"the tensors of {printable(file)} cannot be streamed", faults)
     return described
 
 
-def _place(tensor: Tensor, file: str, size: int) -> tuple[Place, int]:
+def _place(tensor: Tensor, file: str, size: int, stored: Mapping[int, int]) -> tuple[Place, int]:
     """Where a tensor lies, and where its storage begins."""
     storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
     start = getattr(storage, "_checkpoint_offset", None)  # noted by torch when it loads in fake mode
@@ -174,8 +176,12 @@ def _place(tensor: Tensor, file: str, size: int) -> tuple[Place, int]:
         )
     skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
     place = Place(file, start + skipped, dtype_name(tensor.dtype), tuple(tensor.shape))
-    if start < 0 or place.end > size or skipped + place.bytes > storage.nbytes():
+    held = stored.get(start, storage.nbytes())
+    if start < 0 or place.end > size or skipped < 0 or skipped + place.bytes > held:
         raise MupscaleError("its bytes lie outside of the file", code="archive.bytes_outside")
+    if held != storage.nbytes():
+        what = f"its storage has {held} bytes, its pickle says {storage.nbytes()}"
+        raise MupscaleError(what, code="archive.other_storage_size")
     return place, start
 
 
@@ -191,32 +197,29 @@ def map_leaves(tree: Any, where: str, kind: type, change: Callable[[str, Any], A
     return tree
 
 
-def _check_archive(path: Location) -> tuple[int, list[int]]:
-    """The size of an archive whose tensors can be read in place (uncompressed and little-endian), and where they begin."""
+def _check_archive(path: Location) -> tuple[int, dict[int, int]]:
+    """The size of an archive whose tensors can be read in place, and where the bytes of each begin and how many there are."""
     with os_errors(path), open_stream(path) as file:
         size = file_size(file)
         try:
             with zipfile.ZipFile(file) as archive:
-                records = archive.infolist()
-                packed = any(r.compress_type != zipfile.ZIP_STORED or r.flag_bits & 1 for r in records)
-                orders = [r for r in records if r.filename.endswith("/byteorder") and r.file_size < 16]
-                big = any(archive.read(r) != b"little" for r in orders)
-                named = [] if packed else survey_archive(archive, printable(str(path)))
-                starts = [data_start(file, archive.getinfo(name)) for name in named]
+                named = [archive.getinfo(name) for name in survey_archive(archive, printable(str(path)))]
+                stored = {data_start(file, record): record.file_size for record in named}
+                orders = [r for r in archive.infolist() if r.filename.endswith("/byteorder")]
+                big = any(r.file_size < 16 and archive.read(r) != b"little" for r in orders)
         except MupscaleError:
             raise
         except Exception as error:  # damaged archives raise many kinds
             raise MupscaleError(
-                f"{printable(str(path))} is not an archive of torch.save: {printable(str(error))}; {_AGAIN}",
+                f"{printable(str(path))} is not an archive of torch.save: {printable(str(error))}; {SAVE_AGAIN}",
                 code="archive.not_torch_save",
             ) from None
-    if packed or big:
-        why = "is compressed" if packed else "is from a big-endian machine"
+    if big:
         raise MupscaleError(
-            f"{printable(str(path))} {why}, so its tensors cannot be read in place; {_AGAIN}",
-            code="archive.is_compressed" if packed else "archive.big_endian",
+            f"{printable(str(path))} is from a big-endian machine, so its tensors cannot be read in place; {SAVE_AGAIN}",
+            code="archive.big_endian",
         )
-    return size, starts
+    return size, stored
 
 
 class _Sheet(io.RawIOBase):

@@ -62,7 +62,7 @@ class _OutputFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._cached = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        self._cached = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._direct: int | None = None
         self._refused = False
 
@@ -85,7 +85,7 @@ class _OutputFile:
         done = 0
         try:
             if self._direct is None and not self._refused:
-                self._direct = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
+                self._direct = os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECT)
             while self._direct is not None and done < len(raw):
                 done += os.pwrite(self._direct, raw[done:], offset + done)
         except OSError as error:
