@@ -52,7 +52,7 @@ def test_the_feed_forward_layers_are_offered_where_more_was_asked_for(monkeypatc
     monkeypatch.setattr("mupscale.families.plan.family_plan", lambda _, k, **__: calls.append(k))
     monkeypatch.setattr("mupscale.families.prove.prove", lambda *_: None)
     request = {
-        "config": {}, "multipliers": asked, "to": None, "export": None, "architecture": None,
+        "config": {}, "multipliers": asked, "to": None, "by": "copies", "export": None, "architecture": None,
         "stored": None, "steps": 1,
     }  # fmt: skip
     assert [fault.remedy.endswith(f" {tried}") for fault in process._nearest(request)] == [True] * len(calls)
