@@ -26,6 +26,7 @@ from ..storage.uploads import (
     check_writable,
     complete,
     mark_of,
+    probe,
     put,
     remove,
     send,
@@ -94,6 +95,7 @@ class _Upload:
         mine = share_of(self.parts, *share)
         again = [n for n in self.units.share(*share) if n >= self.units.blocks]
         self.share = (mine, again)
+        self.md5 = False  # whether the store calls parts by the MD5 of their bytes
         self.name = f"{_JOURNAL}{share[0]:05d}-of-{share[1]:05d}-{secrets.token_hex(4)}"
 
     def run(self) -> bool:
@@ -102,6 +104,7 @@ class _Upload:
             self._clear()
             return True
         stamps = check_base(job)
+        self.md5 = probe(_url(self.folder))
         self._claim()
         uploads = self._uploads()
         state = self._state(uploads)
@@ -156,7 +159,7 @@ class _Upload:
 
     def _state(self, uploads: dict[str, str]) -> _State:
         count = len(self.units)
-        done, named = Journals(bytearray(count), bytearray(count)), dict[int, dict[str, str]]()
+        done, named = Journals(bytearray(count), bytearray(count)), dict[int, dict[str, set[str]]]()
         for name in names_in(self.folder):
             if name.startswith(_JOURNAL):
                 entries = entries_of(read_regular(self.folder / name, _LONGEST))
@@ -164,16 +167,20 @@ class _Upload:
                 for entry in entries:
                     if entry.startswith("p "):
                         _, number, upload, etag = entry.split(" ")
-                        named.setdefault(int(number), {})[upload] = etag
+                        named.setdefault(int(number), {}).setdefault(upload, set()).add(etag)
         stored = {name: sent(self.out / name, upload) for name, upload in uploads.items()}
         whole = {name for name, found in stored.items() if found is None and self._is_published(name)}
         kept = {}
         for at, part in enumerate(self.parts):
             file = part.file.name
-            told = named.get(at, {}).get(uploads[file])
-            there = (stored[file] or {}).get(part.number) == (told, part.size)
-            if told is not None and (there or file in whole):
-                kept[at] = told
+            told = named.get(at, {}).get(
+                uploads[file], set()
+            )  # the same bytes may get another name each time
+            etag, size = (stored[file] or {}).get(part.number, ("", 0))
+            if etag in told and size == part.size:
+                kept[at] = etag
+            elif told and file in whole:
+                kept[at] = min(told)
         return _State(done, kept)
 
     def _work(self, uploads: dict[str, str], state: _State, stamps: dict[str, str]) -> None:
@@ -200,7 +207,7 @@ class _Upload:
                 part = self.parts[number]
                 raw, entries = self._made(part, maker, reader, files)
                 upload = uploads[part.file.name]
-                etag = send(self.out / part.file.name, upload, part.number, raw)
+                etag = send(self.out / part.file.name, upload, part.number, raw, md5=self.md5)
                 keeper.add([*entries, f"p {number} {upload} {etag}"], part.size)
 
     def _made(
@@ -250,7 +257,7 @@ class _Upload:
 
     def _clear(self) -> None:
         """Remove what only workers need, and uploads that nobody will complete."""
-        for url, upload in uploads_in(self.out):
+        for url, upload in (*uploads_in(self.out), *uploads_in(_url(self.folder))):
             abort(url, upload)
         for name in sorted(names_in(self.folder), key=lambda name: name == working_job(self.out).name):
             remove(_url(self.folder) / name)
