@@ -44,6 +44,12 @@ class Traffic:
     to come back later."""
     stall: int = 0
     """Every so manieth request gets no answer for a long time."""
+    flip: int = 0
+    """Of every so manieth part a bit is flipped on the way to the store."""
+    rename: int = 0
+    """Every so manieth part is answered with another ETag than it has."""
+    page: int = 0
+    """Every so manieth request is answered with a page of HTML."""
     forbid: bool = False
     """Every request is answered with 403."""
     harmed: int = 0
@@ -57,7 +63,7 @@ class Traffic:
             self.received = self.sent = self.harmed = self.seen = 0
 
     def fate(self) -> str:
-        """What happens to the next request: nothing, "lost", "unanswered", "cut", "busy", "stalled" or "forbidden"."""
+        """What happens to the next request: nothing, "lost", "unanswered", "cut", "busy", "stalled", "page" or "forbidden"."""
         with self.lock:
             self.seen += 1
             if self.forbid:
@@ -68,7 +74,17 @@ class Traffic:
             if self.stall and self.seen % self.stall == 0:
                 self.harmed += 1
                 return "stalled"
+            if self.page and self.seen % self.page == 0:
+                self.harmed += 1
+                return "page"
         return ""
+
+    def harms(self, every: int) -> bool:
+        """Whether this part is one of those that are harmed."""
+        with self.lock:
+            harmed = bool(every) and self.seen % every == 0
+            self.harmed += harmed
+            return harmed
 
 
 @dataclass(frozen=True)
@@ -160,6 +176,12 @@ def _handler(port: int, traffic: Traffic, ending: Event) -> type[BaseHTTPRequest
             if fate in _REFUSED:
                 self._refuse(*_REFUSED[fate])
                 return
+            if fate == "page":
+                self._answer(200, "text/html", b"<html><body>sign in</body></html>")
+                return
+            part = "partNumber=" in self.path and self.command == "PUT"
+            if part and traffic.harms(traffic.flip):
+                body = body[:-1] + bytes([body[-1] ^ 1])
             with closing(HTTPConnection(HOST, port, timeout=600)) as server:
                 try:
                     server.request(self.command, self.path, body, dict(self.headers))
@@ -172,9 +194,10 @@ def _handler(port: int, traffic: Traffic, ending: Event) -> type[BaseHTTPRequest
                 self._hang_up()
                 return
             self.send_response_only(answer.status)
+            renamed = part and traffic.harms(traffic.rename)
             for name, value in answer.getheaders():
                 if name.lower() not in _HOP:
-                    self.send_header(name, value)
+                    self.send_header(name, f'"{"d" * 32}"' if renamed and name.lower() == "etag" else value)
             if answer.getheader("Content-Length") is None:
                 self.send_header("Content-Length", str(len(raw)))
             self.end_headers()
@@ -191,8 +214,11 @@ def _handler(port: int, traffic: Traffic, ending: Event) -> type[BaseHTTPRequest
 
         def _refuse(self, status: int, code: str) -> None:
             raw = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
+            self._answer(status, "application/xml", raw)
+
+        def _answer(self, status: int, kind: str, raw: bytes) -> None:
             self.send_response_only(status)
-            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(raw)))
             self.end_headers()
             if self.command != "HEAD":

@@ -1,5 +1,6 @@
 """A store that drops, stalls or refuses requests: nothing is lost, and what keeps failing is said in one line."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +10,13 @@ from harness.llama_files import Llama, job_for, write_directory
 from harness.object_store import object_store
 from harness.refusals import refusal
 from mupscale.cli.main import main
+from mupscale.errors import MupscaleError
 from mupscale.files.directory import read_directory
-from mupscale.jobs import upload_parts
+from mupscale.jobs import upload, upload_parts
 from mupscale.jobs.job import Job
 from mupscale.jobs.verify_bytes import check_alone
 from mupscale.jobs.worker import run_job
-from mupscale.storage import pages, remote
+from mupscale.storage import pages, remote, uploads
 from mupscale.storage.location import location
 
 SIZES = Llama(hidden=64, ffn=160, heads=4, kv_heads=2, layers=2, vocabulary=128)
@@ -31,7 +33,9 @@ def small(monkeypatch):
 @pytest.fixture(autouse=True)
 def healed(store):
     yield
-    store.traffic.drop = store.traffic.stall = 0
+    store.traffic.drop = store.traffic.stall = store.traffic.flip = store.traffic.rename = (
+        store.traffic.page
+    ) = 0
     store.traffic.forbid = False
 
 
@@ -147,3 +151,62 @@ def test_a_server_that_is_gone_is_named(tmp_path, monkeypatch):
     for name, value in gone.environment.items():
         monkeypatch.setenv(name, value)
     refusal(lambda: read_directory("s3://gone/x"), "store.does_not_answer", where="s3://gone/x")
+
+
+@pytest.mark.parametrize(("fault", "every"), [("flip", 5), ("rename", 3), ("page", 15)])
+def test_changed_parts_other_names_and_pages_of_a_proxy_lose_nothing(store, tmp_path, fault, every):
+    near = prepared(store, tmp_path, fault)
+    store.traffic.reset()
+    setattr(store.traffic, fault, every)
+    with suppress(MupscaleError):  # a part may meet the fault each time it is sent
+        run_job(job_to(tmp_path / "base", f"s3://{fault}/wide"))
+    assert store.traffic.harmed >= 3
+    setattr(store.traffic, fault, 0)
+    run_job(job_to(tmp_path / "base", f"s3://{fault}/wide"))
+    assert {name: store.get(f"{fault}/wide/{name}") for name in near} == near
+    assert b"<UploadId>" not in store.call("GET", f"/{fault}?uploads")[1]
+
+
+def test_a_changed_part_is_published_where_its_name_is_not_compared(store, tmp_path, monkeypatch):
+    """Control: this server does not look at Content-MD5."""
+    near = prepared(store, tmp_path, "unseen")
+    monkeypatch.setattr(upload, "probe", lambda folder: False)
+    store.traffic.reset()
+    store.traffic.flip = 2
+    run_job(job_to(tmp_path / "base", "s3://unseen/wide"))
+    assert {name: store.get(f"unseen/wide/{name}") for name in near} != near
+
+
+def test_a_store_that_cannot_list_parts_is_refused_before_anything_is_sent(store, tmp_path, monkeypatch):
+    prepared(store, tmp_path, "blind")
+
+    def forbidden(*_):
+        raise PermissionError("MethodNotAllowed")
+
+    monkeypatch.setattr(uploads, "sent", forbidden)
+    refusal(lambda: run_job(job_to(tmp_path / "base", "s3://blind/wide")), "store.cannot_list_parts")
+    assert b"<Key>wide" not in store.call("GET", "/blind?list-type=2")[1]
+    assert b"<UploadId>" not in store.call("GET", "/blind?uploads")[1]
+
+
+def test_uploads_of_several_pages_are_found(store, tmp_path, monkeypatch):
+    store.call("PUT", "/many")
+    folder = location("s3://many/wide")
+    own = [uploads.begin(folder / f"{n}", "x") for n in range(5)]
+    pages, whole = [], remote.request
+
+    def paged(url, method, name, options):
+        if name != "list_multipart_uploads":
+            return whole(url, method, name, options)
+        after = int(options.get("KeyMarker", 0))
+        pages.append(after)
+        answer = whole(url, method, name, {k: v for k, v in options.items() if "Marker" not in k})
+        last = after + 2 >= len(own)
+        more = (
+            {} if last else {"IsTruncated": True, "NextKeyMarker": str(after + 2), "NextUploadIdMarker": "x"}
+        )
+        return {"Uploads": answer["Uploads"][after : after + 2], **more}
+
+    monkeypatch.setattr(uploads, "request", paged)
+    assert sorted(id for _, id in uploads.uploads_in(folder)) == sorted(own)
+    assert pages == [0, 2, 4]

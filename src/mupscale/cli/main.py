@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ..errors import MupscaleError
-from ..storage.location import without_secrets
 from ..version import __version__
-from .options.verb import Help, Parser
+from .options.verb import Help, Parser, shown
 
 VERBS = ("plan", "grow", "upscale", "check", "tune", "report", "cost", "advise", "demo", "doctor")
 """In the order of the help. A module of `options/` imports no torch before it has accepted them."""
@@ -62,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except MupscaleError as error:
-        print(f"mupscale: {without_secrets(str(error))}", file=sys.stderr)
+        print(f"mupscale: {shown(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except OSError as error:
         told = f"{error.filename or 'a file'}: {error.strerror or error}"
-        print(f"mupscale: {without_secrets(told)} [file.unreadable]", file=sys.stderr)
+        print(f"mupscale: {shown(told)} [file.unreadable]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         kept = "; what is written is kept, run the same command again to continue"

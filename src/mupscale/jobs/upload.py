@@ -23,6 +23,7 @@ from ..storage.uploads import (
     check_writable,
     complete,
     mark_of,
+    probe,
     put,
     remove,
     send,
@@ -89,6 +90,7 @@ class _Upload:
         again = [n for n in self.units.share(*share) if n >= self.units.blocks]
         self.share = (mine, again)
         self.worker = share
+        self.md5 = False  # whether the store calls parts by the MD5 of their bytes
 
     def run(self) -> bool:
         job = self.job
@@ -96,6 +98,7 @@ class _Upload:
             self._clear()
             return True
         stamps = check_base(job)
+        self.md5 = probe(_url(self.folder))
         self._claim()
         uploads = self._uploads()
         state = self._state(uploads)
@@ -155,10 +158,12 @@ class _Upload:
         kept = {}
         for at, part in enumerate(self.parts):
             file = part.file.name
-            etag = done.parts.get(at, {}).get(uploads[file])
-            there = (stored[file] or {}).get(part.number) == (etag, part.size)
-            if etag is not None and (there or file in whole):
+            named = done.parts.get(at, {}).get(uploads[file], set())
+            etag, size = (stored[file] or {}).get(part.number, ("", 0))
+            if etag in named and size == part.size:
                 kept[at] = etag
+            elif named and file in whole:
+                kept[at] = min(named)
         return _State(done, kept)
 
     def _work(self, uploads: dict[str, str], state: _State, stamps: dict[str, str]) -> None:
@@ -185,7 +190,7 @@ class _Upload:
                 part = self.parts[number]
                 raw, blocks = self._made(part, maker, reader, files)
                 upload = uploads[part.file.name]
-                etag = send(self.out / part.file.name, upload, part.number, raw)
+                etag = send(self.out / part.file.name, upload, part.number, raw, md5=self.md5)
                 journal.add(*blocks, PartSent(number, upload, etag), size=part.size)
                 count.add(part.size)
 
@@ -236,7 +241,7 @@ class _Upload:
 
     def _clear(self) -> None:
         """Remove what only workers need, and uploads that nobody will complete."""
-        for url, upload in uploads_in(self.out):
+        for url, upload in (*uploads_in(self.out), *uploads_in(_url(self.folder))):
             abort(url, upload)
         for name in sorted(names_in(self.folder), key=lambda name: name == working_job(self.out).name):
             remove(_url(self.folder) / name)

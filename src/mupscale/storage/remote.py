@@ -28,7 +28,7 @@ TIMEOUT = "MUPSCALE_STORAGE_TIMEOUT"
 _SECONDS = 60.0  # for at most 8 MiB, so that a line of 140 kB/s is still fast enough
 _FINAL = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
 _FINAL_CODES = (errno.EINVAL, errno.ENOSYS, errno.EPERM)
-_MISTAKES = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError, ImportError)
+_MISTAKES = (TypeError, ValueError, AttributeError, NotImplementedError, ImportError)
 _VERSIONS = (
     "ETag", "etag", "generation", "blob_id", "sha", "version_id", "md5", "mtime", "LastModified", "last_modified", "created",
 )  # fmt: skip

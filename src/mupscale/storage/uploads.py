@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -20,6 +21,12 @@ SMALLEST_PART = 5 << 20
 """Bytes that S3 asks of every part but the last."""
 MOST_PARTS = 10_000
 _MARK = "mupscale-job"
+_TRIES = 3  # of a part that reaches the store changed
+_SAID = {
+    "create_multipart_upload": "UploadId", "upload_part": "ETag", "put_object": "ETag", "complete_multipart_upload": "ETag",
+    "list_parts": "UploadId", "list_multipart_uploads": "Bucket", "head_object": "ETag",
+}  # fmt: skip
+"""Request -> what every answer to it has; a page of HTML with the status 200 is taken for no answer."""
 
 
 def check_writable(url: Url) -> None:
@@ -46,11 +53,53 @@ def begin(url: Url, mark: str) -> str:
     return str(_call(url, "create_multipart_upload", Metadata={_MARK: mark})["UploadId"])
 
 
-def send(url: Url, upload: str, number: int, raw: bytes | bytearray) -> str:
-    """Send a part, numbered from 1; returns what the store calls it. The store refuses one that was damaged on its way."""
-    digest = base64.b64encode(hashlib.md5(raw, usedforsecurity=False).digest()).decode()
-    answer = _call(url, "upload_part", UploadId=upload, PartNumber=number, Body=bytes(raw), ContentMD5=digest)
-    return str(answer["ETag"]).strip('"')
+def send(url: Url, upload: str, number: int, raw: bytes | bytearray, *, md5: bool = False) -> str:
+    """Send a part, numbered from 1; returns what the store calls it.
+
+    The store may refuse one that was damaged on its way. With `md5`, where it calls parts by the MD5 of their bytes, that is
+    compared with what was sent, and a part that is called otherwise is sent again.
+    """
+    digest = hashlib.md5(raw, usedforsecurity=False)
+    told = {"PartNumber": number, "ContentMD5": base64.b64encode(digest.digest()).decode()}
+    for _ in range(_TRIES):
+        answer = _call(url, "upload_part", UploadId=upload, Body=bytes(raw), **told)
+        name = str(answer["ETag"]).strip('"')
+        if not md5 or name == digest.hexdigest():
+            return name
+    raise MupscaleError(
+        f"{url}: part {number} reached the store changed, {_TRIES} times; look at what lies between here and the store, and "
+        "run the same command again",
+        code="store.part_damaged",
+    )
+
+
+def probe(folder: Url) -> bool:
+    """Whether a store calls parts by the MD5 of their bytes; one that cannot list parts is refused.
+
+    A part of one byte is sent to an upload that is given up again, before anything of a result is.
+    """
+    url, raw = folder / f"probe-{secrets.token_hex(4)}", b"?"
+    upload = begin(url, "probe")
+    try:
+        name = send(url, upload, 1, raw)
+        try:
+            found, _ = sent(url, upload), uploads_in(folder)
+        except (PermissionError, FileNotFoundError) as error:
+            found, why = {}, str(error)
+        else:
+            why = f"it lists {found}"
+        if found not in (
+            None,
+            {1: (name, len(raw))},
+        ):  # given up by a worker that has just published the result
+            raise MupscaleError(
+                f"{folder}: the store does not list the parts of an upload ({why}), so an upload that is interrupted could "
+                "not be resumed; write to a folder of this machine and copy the result",
+                code="store.cannot_list_parts",
+            )
+    finally:
+        abort(url, upload)
+    return name == hashlib.md5(raw, usedforsecurity=False).hexdigest()
 
 
 def sent(url: Url, upload: str) -> dict[int, tuple[str, int]] | None:
@@ -94,11 +143,14 @@ def mark_of(url: Url) -> tuple[str, int] | None:
 def uploads_in(folder: Url) -> list[tuple[Url, str]]:
     """Every upload that is under way below a folder."""
     bucket, _, prefix = folder.path.partition("/")
-    answer = request(folder, _s3, "list_multipart_uploads", {"Bucket": bucket, "Prefix": f"{prefix}/"})
-    return [
-        (Url(folder.scheme, f"{bucket}/{told['Key']}"), str(told["UploadId"]))
-        for told in answer.get("Uploads", ())
-    ]
+    wanted, found = {"Bucket": bucket, "Prefix": f"{prefix}/"}, list[tuple[Url, str]]()
+    while True:
+        answer = request(folder, _s3, "list_multipart_uploads", wanted)
+        for told in answer.get("Uploads", ()):
+            found.append((Url(folder.scheme, f"{bucket}/{told['Key']}"), str(told["UploadId"])))
+        if not answer.get("IsTruncated"):
+            return found
+        wanted |= {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
 
 
 def _call(url: Url, method: str, **options: Any) -> Any:
@@ -112,4 +164,7 @@ def _call(url: Url, method: str, **options: Any) -> Any:
 
 
 async def _s3(system: Any, method: str, options: dict[str, Any]) -> Any:
-    return await system._call_s3(method, **options)
+    answer = await system._call_s3(method, **options)
+    if _SAID.get(method, "ResponseMetadata") not in answer:
+        raise OSError(f"an answer to {method} that no S3 store gives, such as a page of a proxy")
+    return answer

@@ -24,6 +24,13 @@ _ALIKE = (
 )
 
 
+def shown(text: str) -> str:
+    """A message as people see it: without the passwords and signatures of the URLs in it."""
+    from ...storage.location import without_secrets
+
+    return without_secrets(text)
+
+
 def path(text: str) -> Path:
     """The type of an option that names a file or a folder; help needs no pathlib, so it is imported here."""
     from pathlib import Path
@@ -76,7 +83,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         more = "".join(f"\n  {line}" for line in (*self.meant(self._given), f"see {self.prog} --help"))
-        super().error(f"{message} [usage]{more}")
+        super().error(shown(f"{message} [usage]{more}"))
 
     def meant(self, words: Sequence[str]) -> Iterator[str]:
         """A line for every word that is not an option or verb but resembles one."""

@@ -33,8 +33,8 @@ class Journals:
     """Unit number -> sums, for units that are stretches of the base."""
     stamps: dict[str, set[str]] = field(default_factory=dict)
     """Base file -> every size and time of change under which a worker has read it."""
-    parts: dict[int, dict[str, str]] = field(default_factory=dict)
-    """Part of a file -> upload -> its name in the store."""
+    parts: dict[int, dict[str, set[str]]] = field(default_factory=dict)
+    """Part of a file -> upload -> its names in the store, which may give the same bytes another one each time."""
 
     @property
     def all(self) -> bool:
@@ -48,7 +48,7 @@ class Journals:
                 case BaseStamp(name, stamp):
                     self.stamps.setdefault(name, set()).add(stamp)
                 case PartSent(part, upload, etag):
-                    self.parts.setdefault(part, {})[upload] = etag
+                    self.parts.setdefault(part, {}).setdefault(upload, set()).add(etag)
                 case BlockDone(unit, found, used) if 0 <= unit < len(self.units):
                     self._done(unit, ended)
                     self.sums[unit] = found
