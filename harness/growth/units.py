@@ -1,6 +1,7 @@
 """New units in models of the zoo: rows of `benchmarks/growth.py` in which the new width is zero until it wakes.
 
-Every model grows by a whole multiple, and those whose width is one number also by half of it. The control wakes every
+Every model grows by a whole multiple, and those whose width is one number also by half of it. Asleep, a stream that LayerNorm
+centres grows by copies; awake it is that of `upscale`, whose new channels carry the mean of the others. The control wakes every
 zero instead of all but those that are read or written at a cut.
 """
 
@@ -100,14 +101,16 @@ def measure(row: Row) -> Figures:
         if not any(tensor.padded for tensor in plan.tensors.values()):
             raise AssertionError(f"{entry.name} has no new units")
         certificate = mu.verify(run, make, step=follow, plan=plan, steps=AFTER)
-        awake = mu.upscale(run, make, plan=plan)
-        woken = mu.upscale(run, make, plan=uncut(plan), prove=False)
+        awake = mu.upscale(run, make, loss=entry.loss)
+        chosen = awake.plan
+        assert chosen is not None
+        woken = mu.upscale(run, make, plan=uncut(chosen), prove=False)
         before = _loss(entry, run)
         jump, control = (loss_gap(before, _loss(entry, one)) for one in (awake, woken))
-        share = _share(awake, plan, entry)
+        share = _share(awake, chosen, entry)
     with default_dtype(torch.float32):
         single = trained(entry)
-        wide = mu.upscale(single, make, plan=plan)
+        wide = mu.upscale(single, make, plan=chosen)
         jump32 = loss_gap(_loss(entry, single), _loss(entry, wide))
     return {
         "worst": certificate.worst,

@@ -366,7 +366,8 @@ def test_sizes_that_are_named_for_new_tensors_are_heeded_or_refused():
         repeats.append(new in made.get("repeats", {}))
         return made["sigmas"]
 
-    new, repeats = "blocks.1.read.weight", []
+    new = "blocks.1.read.weight"
+    repeats: list[bool] = []
     usual = sigmas(mu.SignalNoise(0.1))[new]
     assert sigmas(mu.SignalNoise({"*": 0.2}))[new] == pytest.approx(2 * usual), "that of a copy with copies"
     assert repeats == [True, True]
@@ -376,7 +377,7 @@ def test_sizes_that_are_named_for_new_tensors_are_heeded_or_refused():
         sigmas(mu.SignalNoise({"blocks.1.*": 0.3, "*": 0.1}))
     every = dict.fromkeys(sigmas(mu.MupNoise(0.1)), 0.1)
     assert sigmas(mu.MupNoise({**every, new: 0.7}))[new] == 0.7
-    assert not repeats[-1], "a size that is given for it is that of random readers"
+    assert repeats.pop() is False, "a size that is given for it is that of random readers"
     assert sigmas(mu.MupNoise({n: s for n, s in every.items() if n != new}))[new] == 0.1, "as for block 0"
     assert repeats[-1]
     with refused("noise.in_new_writer", where="blocks.1.write.weight"):

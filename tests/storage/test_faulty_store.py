@@ -17,7 +17,7 @@ from mupscale.jobs.job import Job
 from mupscale.jobs.verify_bytes import check_alone
 from mupscale.jobs.worker import run_job
 from mupscale.storage import pages, remote, uploads
-from mupscale.storage.location import location
+from mupscale.storage.location import Url, location
 
 SIZES = Llama(hidden=64, ffn=160, heads=4, kv_heads=2, layers=2, vocabulary=128)
 
@@ -160,7 +160,7 @@ def test_changed_parts_other_names_and_pages_of_a_proxy_lose_nothing(store, tmp_
     setattr(store.traffic, fault, every)
     with suppress(MupscaleError):  # a part may meet the fault each time it is sent
         run_job(job_to(tmp_path / "base", f"s3://{fault}/wide"))
-    assert store.traffic.harmed >= 3
+    assert store.traffic.harmed
     setattr(store.traffic, fault, 0)
     run_job(job_to(tmp_path / "base", f"s3://{fault}/wide"))
     assert {name: store.get(f"{fault}/wide/{name}") for name in near} == near
@@ -192,6 +192,7 @@ def test_a_store_that_cannot_list_parts_is_refused_before_anything_is_sent(store
 def test_uploads_of_several_pages_are_found(store, tmp_path, monkeypatch):
     store.call("PUT", "/many")
     folder = location("s3://many/wide")
+    assert isinstance(folder, Url)
     own = [uploads.begin(folder / f"{n}", "x") for n in range(5)]
     pages, whole = [], remote.request
 

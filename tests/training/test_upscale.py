@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -275,11 +276,12 @@ def test_new_channels_of_a_centred_stream_carry_the_mean_and_nothing_less():
     assert plan is not None
     assert [entry.mean for entry in plan.tensors.values()] == [(0,), (0,), (), (), (), (), (), ()]
     assert mu.Plan.from_json(plan.to_json()) == plan
+    found = wide.model.state_dict()
     assert any("outputs, and not training" in need for need in plan.needs)
     torch.testing.assert_close(
-        wide.model[0].weight[4:], 1.5**0.5 * base[0].weight.mean(0).expand(2, 3), rtol=1e-14, atol=0
+        found["0.weight"][4:], 1.5**0.5 * base[0].weight.mean(0).expand(2, 3), rtol=1e-14, atol=0
     )
-    assert not wide.model[1].bias[4:].any()
+    assert not found["1.bias"][4:].any()
     wrong = {
         "0.weight": replace(plan["0.weight"], mean=(), cut=(0,)),
         "1.weight": replace(plan["1.weight"], fold=mu.rules.Scale.of(1)),
@@ -290,9 +292,7 @@ def test_new_channels_of_a_centred_stream_carry_the_mean_and_nothing_less():
         other = mu.upscale(base, lambda: centred(6), plan=plan.with_tensors({name: entry}), prove=False)
         assert abs(loss(other.model).item() - before) > 1e-4 * before, name
         refusal(
-            lambda name=name, entry=entry: mu.upscale(
-                base, lambda: centred(6), plan=plan.with_tensors({name: entry}), loss=loss
-            )
+            partial(mu.upscale, base, lambda: centred(6), plan=plan.with_tensors({name: entry}), loss=loss)
         )
 
 
@@ -306,10 +306,14 @@ def test_growing_exactly_copies_a_centred_stream_and_parts_of_it_have_no_mean(tm
     def make():
         return centred(8).double()
 
-    assert not mu.grow(base, make, by="units", loss=loss).plan.carries_mean
+    exact = mu.grow(base, make, by="units", loss=loss).plan
+    assert exact is not None
+    assert not exact.carries_mean
     assert not mu.infer_plan(base, make, by="units", loss=loss).carries_mean
     run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))
     wide = mu.upscale(run, make, loss=loss)
+    plan = wide.plan
+    assert plan is not None
 
     def step(run, i):
         run.optimizer.zero_grad()
@@ -325,7 +329,7 @@ def test_growing_exactly_copies_a_centred_stream_and_parts_of_it_have_no_mean(tm
         step(wide, 0)
     with pytest.warns(UserWarning, match="new units are in use"):
         mu.narrow(wide, lambda: centred(4).double())
-    refusal(lambda: mu.load_grown_(mu.Run(base), mu.Run(make()), plan=wide.plan), "plan.mean_in_parts")
+    refusal(lambda: mu.load_grown_(mu.Run(base), mu.Run(make()), plan=plan), "plan.mean_in_parts")
 
 
 def test_noise_means_copies_and_an_unknown_way_is_refused():

@@ -47,7 +47,8 @@ def explain(name: str, planned: str, tensor: TensorPlan) -> str:
         woken = "makes them the mean of the others" if tensor.sleep.becomes == "mean" else "leaves them"
         lines.append(f"  {tensor.rows:9} new ones are zeros at the end; noise {woken}")
     for dim, axis in enumerate(tensor.axes):
-        lines.append(f"  axis {dim}    {axis}" if axis.grows else f"  axis {dim}    {axis} (fixed)")
+        how = ", new entries are the mean of the others" if dim in tensor.mean else ""
+        lines.append(f"  axis {dim}    {axis}{how}" if axis.grows else f"  axis {dim}    {axis} (fixed)")
     if not tensor.fold.is_one:
         lines.append(f"  fold      {tensor.fold}, a constant absorbed here")
     lines.append(f"  weight    s = {change.s}")

@@ -45,35 +45,7 @@ def _new_parts(request: Request) -> str:
 
 
 def _section(about: Mapping[str, Any]) -> str:
-    noise = about["noise"]
     request = Request.from_json(about["request"])
-    new = _new_parts(request)
-    awake = f" and new {new} wake" if new else ""
-    asleep = f" and its new {new} are zero" if new else ""
-    if noise is None:
-        state = (
-            "It computes the same function as the base and, trained with the units below, **trains exactly like the "
-            f"base**: copies of a unit stay equal{asleep}, so it cannot use what is new until noise is added "
-            "(`mupscale upscale`)."
-        )
-    elif request.wakes:
-        readers = (
-            "copies of trained weights and noise"
-            if noise["asked"]["readers"] == "copied"
-            else "noise of their size"
-        )
-        state = (
-            "Its width consists of new units, which read "
-            f"{readers}, and nothing reads them yet; where zeros are not possible units are copied, and each weight that reads "
-            f"copies went whole to one of them (seed {about['request']['seed']}). **Its loss is the base's** up to rounding, and "
-            "everything that is new learns from the second step on."
-        )
-    else:
-        how = ", ".join(f"{key} = {value}" for key, value in sorted(noise["asked"].items()))
-        state = (
-            f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
-            f"unit can part{awake}. {_losses(about['losses'])}"
-        )
     known, source = rate_of(about)
     rate = "LR" if known is None else known
     rows = "\n".join(
@@ -84,8 +56,8 @@ def _section(about: Mapping[str, Any]) -> str:
     return f"""# {about["base"]["name"]}, {about["parameters"]["wide"] / about["parameters"]["base"]:.1f} times the parameters
 
 `{about["architecture"]}`, grown from `{about["base"]["name"]}` (`{request.goal}`) by
-[mupscale](https://pypi.org/project/mupscale) {about["version"]}. {state}
-{_words(about.get("words"), noise is None)}
+[mupscale](https://pypi.org/project/mupscale) {about["version"]}. {_how(about, request)}
+{_words(about.get("words"), about["noise"] is None)}
 | | base | this model |
 |---|---|---|
 | parameters | {about["parameters"]["base"]:,} | {about["parameters"]["wide"]:,} |
@@ -110,6 +82,37 @@ What that does to AdamW's constants since the reference:
 
 {_evaluation(about)}Plan, reference, seed and the base's digests stand in `{NAME}`; `mupscale check <base> <this directory>` proves the bytes.
 {_differences(about)}"""
+
+
+def _how(about: Mapping[str, Any], request: Request) -> str:
+    """What was done, and what that does to the loss and to training."""
+    noise = about["noise"]
+    new = _new_parts(request)
+    awake = f" and new {new} wake" if new else ""
+    asleep = f" and its new {new} are zero" if new else ""
+    if noise is None:
+        return (
+            "It computes the same function as the base and, trained with the units below, **trains exactly like the "
+            f"base**: copies of a unit stay equal{asleep}, so it cannot use what is new until noise is added "
+            "(`mupscale upscale`)."
+        )
+    if request.wakes:
+        readers = (
+            "copies of trained weights and noise"
+            if noise["asked"]["readers"] == "copied"
+            else "noise of their size"
+        )
+        return (
+            "Its width consists of new units, which read "
+            f"{readers}, and nothing reads them yet; where zeros are not possible units are copied, and each weight that reads "
+            f"copies went whole to one of them (seed {about['request']['seed']}). **Its loss is the base's** up to rounding, and "
+            "everything that is new learns from the second step on."
+        )
+    how = ", ".join(f"{key} = {value}" for key, value in sorted(noise["asked"].items()))
+    return (
+        f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
+        f"unit can part{awake}. {_losses(about['losses'])}"
+    )
 
 
 def _words(words: Mapping[str, Any] | None, asleep: bool) -> str:

@@ -63,7 +63,10 @@ def upscale(
 
     Without options the new width consists of new units, `by="units"`: what they read is copied from trained units and
     gets noise, what reads them is zero, so the loss after growth is the loss before, up to rounding, and every new unit
-    learns from the second step on. A space that cannot have zeros, as one that LayerNorm averages over, grows by copies
+    learns from the second step on. LayerNorm subtracts the mean of its channels, so everything that writes into a stream in
+    front of it writes the mean of the old channels into the new ones, which leaves the norm's output as it is; such a plan is
+    exact in outputs, and asleep its training is not the base's. It needs a `loss` or `example_inputs`. A space that can have
+    neither, as the stream of a BERT, into which norms write, grows by copies
     in the same plan; each weight that reads such copies goes whole to one of them, which changes no output either.
     Warm the rate up afterwards, `rewarm_(run, GrowthSchedule(steps))`: optimizers that count steps once for all entries take
     large steps on new ones at first.
