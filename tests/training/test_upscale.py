@@ -19,6 +19,7 @@ from harness.refusals import refusal
 from harness.runs import drift
 from harness.runs import train as take
 from harness.setups import SETUPS, Setup
+from mupscale.plans.plan import OUTPUTS_ALONE
 
 SILENT = mu.MupNoise(0.0)
 LIMIT = 0.05
@@ -277,7 +278,7 @@ def test_new_channels_of_a_centred_stream_carry_the_mean_and_nothing_less():
     assert [entry.mean for entry in plan.tensors.values()] == [(0,), (0,), (), (), (), (), (), ()]
     assert mu.Plan.from_json(plan.to_json()) == plan
     found = wide.model.state_dict()
-    assert any("outputs, and not training" in need for need in plan.needs)
+    assert OUTPUTS_ALONE in str(plan)
     torch.testing.assert_close(
         found["0.weight"][4:], 1.5**0.5 * base[0].weight.mean(0).expand(2, 3), rtol=1e-14, atol=0
     )

@@ -41,10 +41,6 @@ from .knobs import copies, layout_knobs
 from .search.not_found import NoPlanError, Sizes
 from .search.search import Found, search
 
-CENTRED = (
-    "outputs, and not training: new channels carry the mean of the others, and norms subtract that of all"
-)
-"""What a plan with means says of itself, behind "exact with"."""
 _UNDECLARED = Declared()
 _MEASURE = "pass loss= or example_inputs=, and the gradient identity decides"
 
@@ -277,8 +273,7 @@ def _found(
             if ways.by == "units" or error.roles:
                 raise
             # A plan of copies is exact asleep; who wakes it looks at the loss.
-    needs = observed.needs | mode_needs(modes) | ({Need(CENTRED)} if plan.carries_mean else set())
-    plan = replace(plan, needs=plan.needs | needs)
+    plan = replace(plan, needs=plan.needs | observed.needs | mode_needs(modes))
     proved = proved_by(plan, loss, found.unreached, *models)
     return replace(found, plan=proved, modes=modes, unlearned=unlearned)
 

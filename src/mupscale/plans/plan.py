@@ -28,6 +28,10 @@ from .explain import explain, table
 from .tensor_plan import TensorPlan
 
 FORMAT = "mupscale plan 1"
+OUTPUTS_ALONE = (
+    "outputs, not in training: new channels carry the mean of the others, and norms subtract that of all"
+)
+"""What a plan with means says of itself, and what proves it."""
 _EXACT = "dynamic"  # 0.2.0 also had plans that were "static"
 _MALFORMED = "this is not a plan, expected what to_json wrote"
 _MOST_OBJECTS = 3_000_000  # of JSON; a plan has one per tensor
@@ -287,6 +291,7 @@ class Plan:
     def __str__(self) -> str:
         lines = table(self.tensors)
         lines += [f"tied: {alias} = {name}" for alias, name in self.ties.items()]
+        lines += [f"exact in {OUTPUTS_ALONE}"] if self.carries_mean else []
         lines += [f"needs: {need}" for need in sorted(self.needs)]
         lines.append(f"proof: {self.proof}   hash: {self.hash[:16]}")
         return "\n".join(lines)

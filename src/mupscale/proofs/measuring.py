@@ -22,6 +22,7 @@ import torch
 
 from ..models.dropout import EVERY_COPY, without_dropout
 from ..models.example_loss import Projection
+from ..plans.plan import OUTPUTS_ALONE
 from ..runs.run import Run
 from .causes import CLIPPING
 from .certificate import Certificate, Failure
@@ -65,7 +66,7 @@ class Measuring(ABC):
             with without_dropout():
                 failure = self.explained(failure)
         modes = self._modes(trial) if failure is None else {}
-        return certificate_of(trial, failure, self.dtype, memory, tuple(self._remarks()), modes)
+        return certificate_of(trial, failure, self.dtype, memory, tuple(self._remarks(trial)), modes)
 
     def explained(self, failure: Failure) -> Failure:
         """A failure that rounding does not explain, with its likely cause."""
@@ -160,8 +161,10 @@ class Measuring(ABC):
             yield
         self.dropout |= off.dropout
 
-    def _remarks(self) -> Iterator[str]:
+    def _remarks(self, trial: Trial) -> Iterator[str]:
         """What was measured does not show."""
+        if trial.plan.carries_mean:
+            yield f"exact in {OUTPUTS_ALONE}; gradients were pulled back"
         if self.step is None and isinstance(self.loss, Projection):
             yield "forward only: a projection of the outputs was measured, and no loss"
         if self.dropout:
