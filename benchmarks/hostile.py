@@ -3,7 +3,7 @@
 Files of every kind that is read are changed at random, and some are bombs: small files that ask for endless work or
 memory. Each is read in a process of its own that may take 2 CPU seconds and 200 MB above the start of the call.
 
-    python benchmarks/hostile.py [--inputs 2400] [--seed 0] [--quick] [--list]
+    python benchmarks/hostile.py [--inputs 2500] [--seed 0] [--quick] [--list]
 
 refused         inputs that ended in a `MupscaleError`; the others were read
 hangs, memory   inputs that went beyond the limits
@@ -11,13 +11,16 @@ executed        inputs after which a file existed that only running a pickle or 
 accepted_wrong  inputs that were read as something else than they hold. The oracles: what is written equals the kernel
                 applied to what safetensors' own reader loads; a tensor of DCP or of an optimizer has the bytes of
                 the unchanged file; a plan or recipe that was read is written as the same JSON
+leaked          URLs whose password or signature was printed by the command that refused them
 
-The last line counts; the exit code is 1 when one of the last four, or any other exception, is not 0.
+The last line counts; the exit code is 1 when one of the last five, or any other exception, is not 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import pickle
@@ -35,6 +38,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import mupscale as mu
@@ -42,18 +47,23 @@ from harness.limited import HANG, MEMORY, limited
 from harness.oracle import expand_slowly
 from harness.program import Outcome, option, run
 from mupscale.checkpoints.shards import weight_moves
+from mupscale.cli.main import main as command
+from mupscale.errors import MupscaleError
+from mupscale.families.models import config_from as from_config
 from mupscale.files.dcp.chunks import chunk_place, read_value
 from mupscale.files.dcp.metadata import METADATA, read_dcp
 from mupscale.files.directory import read_directory
 from mupscale.files.pickles.torch_file import read_tensor, read_tree
+from mupscale.files.pickles.torch_settings import read_settings
 from mupscale.files.places import Place
 from mupscale.jobs.digests import make_job
 from mupscale.jobs.job import Text
 from mupscale.jobs.worker import run_job
+from mupscale.storage import remote
 from mupscale.training.recipe import Recipe, TensorGrowth
 
 REFUSALS = ("MupscaleError", *(kind.__name__ for kind in mu.MupscaleError.__subclasses__()))
-WRONG = "accepted wrong"
+WRONG, LEAKED, SECRET = "accepted wrong", "leaked", "HUNTER2SECRET"
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 NAMES = ("w", "x")
 AXES = (mu.rules.Axis.parse("out: 3x2"), mu.rules.Axis.parse("in: 4x2"))
@@ -394,6 +404,9 @@ def bombs(inputs: Inputs) -> Iterator[tuple[str, Input, Callable[[Path], str]]]:
 
         yield f".metadata {name}", metadata, inputs.read_dcp
         yield f"optimizer.pt {name}", optimizer, inputs.read_state
+    yield from settings_bombs()
+    yield from planned()
+    yield from shown()
     deep = b"[" * 100_000
     numbers = json.dumps({**PLAN.as_json(), "edits": [["a", 1.0, "1000000000039*2^(999999999)"]]}).encode()
     for name, raw in (("deep", deep), ("numbers", numbers)):
@@ -403,6 +416,108 @@ def bombs(inputs: Inputs) -> Iterator[tuple[str, Input, Callable[[Path], str]]]:
 
         yield f"plan {name}", put, _read_plan
         yield f"recipe {name}", put, _read_recipe
+
+
+def settings_bombs() -> Iterator[tuple[str, Input, Callable[[Path], str]]]:
+    """Small files of settings, and a `.metadata`, that ask for memo entries, classes, values or comparisons without end."""
+    names = b"](" + b"ca\nb\n" * 200_000 + b"e"
+    several = b"](" + b"".join(b"ca\nb%d\n" % number for number in range(90_000)) + b"e"
+    for name, raw, files, packed in (
+        ("memo", b"}" + b"\x94" * (4096 * 20_000), 20_000, True),
+        ("memo stored", b"}" + b"\x94" * 1_000_000, 0, False),
+        ("one name", names, 0, True),
+        ("names", several, 0, False),
+    ):
+
+        def settings(
+            path: Path, _: random.Random, raw: bytes = raw, files: int = files, packed: bool = packed
+        ) -> None:
+            path.mkdir()
+            kind = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
+            with zipfile.ZipFile(path / "common.pt", "w", kind) as archive:
+                for part, data in (
+                    ("data.pkl", b"\x80\x02" + raw + b"."),
+                    ("version", b"3\n"),
+                    ("byteorder", b"little"),
+                ):
+                    archive.writestr(f"a/{part}", data)
+                for number in range(files):
+                    archive.writestr(f"a/{number}", b"")
+
+        yield (
+            f"settings {name}",
+            settings,
+            lambda path: "read" if read_settings(path / "common.pt") else WRONG,
+        )
+
+    for name, raw in (("memo", b"\x80\x02}" + b"\x94" * (32 << 20) + b"."), ("bricks", bricks(50))):
+
+        def metadata(path: Path, _: random.Random, raw: bytes = raw) -> None:
+            path.mkdir()
+            _put(path / METADATA, raw)
+            with open(path / "__0_0.distcp", "wb") as file:
+                file.truncate(40 << 20)  # a hole, which makes room for as many bytes of `.metadata`
+
+        yield f".metadata large {name}", metadata, lambda path: "read" if read_dcp(path) else WRONG
+
+
+def bricks(tensors: int) -> bytes:
+    """The `.metadata` of tensors in 512 chunks each that are no grid."""
+    described: dict[str, Any] = {}
+    stored: dict[Any, Any] = {}
+    for number in range(tensors):
+        chunks = []
+        for row in range(256):
+            for at, width in ((0, 1 + row % 2), (1 + row % 2, 2 - row % 2)):
+                start = torch.Size([row, at])
+                chunks.append(dcp_metadata.ChunkStorageMetadata(start, torch.Size([1, width])))
+                stored[dcp_metadata.MetadataIndex(f"{number}", start)] = filesystem._StorageInfo(
+                    "__0_0.distcp", 0, 1
+                )
+        described[f"{number}"] = dcp_metadata.TensorStorageMetadata(
+            dcp_metadata.TensorProperties(torch.float32), torch.Size([256, 3]), chunks
+        )
+    return pickle.dumps(dcp_metadata.Metadata(described, None, stored))
+
+
+def planned() -> Iterator[tuple[str, Input, Callable[[Path], str]]]:
+    """Configurations with numbers of layers that no model has."""
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
+    from_config({"model_type": "llama", "num_hidden_layers": 1, **sizes})  # imports what planning needs
+    for layers in (-1, 0, 10**6, 10**18):
+
+        def read(path: Path) -> str:
+            from_config(json.loads(path.read_text()))
+            return WRONG
+
+        def put(path: Path, _: random.Random, layers: int = layers) -> None:
+            _put(path, json.dumps({"model_type": "llama", "num_hidden_layers": layers, **sizes}).encode())
+
+        yield f"config {layers} layers", put, read
+
+
+def shown() -> Iterator[tuple[str, Input, Callable[[Path], str]]]:
+    """URLs with secrets, refused: the message is the outcome that may not have them."""
+    for url in (
+        f"http://me:{SECRET}@127.0.0.1:1/base", f"http://127.0.0.1:1/base?X-Amz-Signature={SECRET}",
+        f"s3://KEY:{SECRET}@bucket/base", f"postgresql://me:{SECRET}@127.0.0.1:1/db",
+    ):  # fmt: skip
+
+        def read(path: Path) -> str:
+            remote.PAUSES = ()
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                for words in (["plan", path.read_text(), "-k", "2"], ["report", path.read_text()]):
+                    command(words)
+            return (
+                LEAKED
+                if SECRET in said.getvalue()
+                else "MupscaleError"
+                if "mupscale:" in said.getvalue()
+                else WRONG
+            )
+
+        yield f"url {url.partition(':')[0]}", lambda path, _, url=url: _put(path, url.encode()), read
 
 
 def measure(chosen: argparse.Namespace) -> Outcome:
@@ -420,7 +535,7 @@ def measure(chosen: argparse.Namespace) -> Outcome:
             path = folder / "case"
             change(path, random.Random(f"{chosen.seed} {number}"))
             found = limited(quietly(read, path))
-            refused = not found.done and found.value.startswith(REFUSALS)
+            refused = str(found.value).startswith(REFUSALS)
             end = "refused" if refused else str(found.value)
             worst = (max(worst[0], found.seconds), max(worst[1], found.memory))
             tally["inputs"] += 1
@@ -428,7 +543,8 @@ def measure(chosen: argparse.Namespace) -> Outcome:
             tally["hangs"] += end == HANG
             tally["memory"] += end == MEMORY
             tally["wrong"] += end == WRONG
-            tally["other"] += end not in ("refused", "read", HANG, MEMORY, WRONG)
+            tally["leaked"] += end == LEAKED
+            tally["other"] += end not in ("refused", "read", HANG, MEMORY, WRONG, LEAKED)
             if inputs.sentinel.exists():
                 tally["executed"] += 1
                 failed.append(f"input {number}, {name}: something was executed")
@@ -443,6 +559,7 @@ def measure(chosen: argparse.Namespace) -> Outcome:
             limited(lambda: pickle.loads(pickle.dumps(Evil(inputs.sentinel)))).done and inputs.sentinel.exists(),
             limited(lambda: pickle.loads(b"\x80\x02" + doubled(36, b")", b"??\x86") + b"}h\x23K\x01s.")).value == HANG,
             limited(lambda: len(bytearray(300 << 20))).value == MEMORY,
+            SECRET in str(MupscaleError(f"http://me:{SECRET}@host/base")),  # what hides it is not the error
         ]  # fmt: skip
     finally:
         shutil.rmtree(folder)
@@ -456,7 +573,7 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         failed.append(f"controls were seen: {controls}")
     return Outcome(
         f"inputs={tally['inputs']} refused={tally['refused']} hangs={tally['hangs']} memory={tally['memory']} "
-        f"executed={tally['executed']} accepted_wrong={tally['wrong']} other={tally['other']}",
+        f"executed={tally['executed']} accepted_wrong={tally['wrong']} leaked={tally['leaked']} other={tally['other']}",
         failed,
     )
 
@@ -473,7 +590,7 @@ def quietly(read: Callable[[Path], str], path: Path) -> Callable[[], str]:
 
 if __name__ == "__main__":
     options = (
-        option("--inputs", type=int, default=2400),
+        option("--inputs", type=int, default=2500),
         option("--seed", type=int, default=0),
         option("--quick", action="store_true", help="a tenth of the inputs, all bombs"),
         option("--list", action="store_true", help="print how the inputs of each kind ended"),

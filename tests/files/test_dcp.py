@@ -670,3 +670,14 @@ def test_irregular_chunks_of_all_tensors_are_compared_within_one_budget(monkeypa
     assert not list(_gaps({str(n): made for n in range(9)}))
     monkeypatch.setattr(dcp, "_MOST_COMPARED", 4 * 2 * len(bricks) ** 2)
     assert [fault.where for fault in _gaps({str(n): made for n in range(5)})] == ["4"]
+
+
+def test_links_out_of_a_directory_are_not_followed(tmp_path):
+    save_dcp({"w": torch.ones(3)}, checkpoint_id=tmp_path / "sound")
+    shutil.move(tmp_path / "sound" / "__0_0.distcp", tmp_path / "elsewhere")
+    (tmp_path / "sound" / "__0_0.distcp").symlink_to(tmp_path / "elsewhere")
+    refusal(lambda: read_dcp(tmp_path / "sound"), "directory.link_leads_outside", where="__0_0.distcp")
+    shutil.move(tmp_path / "elsewhere", tmp_path / "sound" / "inside")
+    (tmp_path / "sound" / "__0_0.distcp").unlink()
+    (tmp_path / "sound" / "__0_0.distcp").symlink_to("inside")
+    assert read_dcp(tmp_path / "sound").tensors["w"].shape == (3,)

@@ -196,3 +196,21 @@ def test_short_blocks_and_other_addresses_are_left_to_the_cache():
     assert direct_part(placed(long + PAGE, 5000), 5000) == (3192, long)
     assert direct_part(placed(2 * long, 8), 0) == (0, 0), "the address has another remainder"
     assert direct_part(memoryview(b""), 0) == (0, 0)
+
+
+def test_a_link_in_the_place_of_a_partial_file_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_bytes(bytes(64))
+    (tmp_path / "x").symlink_to(victim)
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        _OutputFile(tmp_path / "x")
+    _OutputFile(victim).close()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_nobody_may_read_weights_who_may_not_read_those_of_the_base(tmp_path, mode):
+    write_directory(tmp_path / "base", MODEL.shapes(), "F32")
+    for path in (tmp_path / "base").glob("*.safetensors"):
+        path.chmod(mode)
+    run_job(job_for(PLAN, read_directory(tmp_path / "base"), tmp_path / "wide"))
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "wide").glob("*.safetensors")} == {mode}

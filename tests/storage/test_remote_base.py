@@ -4,6 +4,7 @@ import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from mupscale.cli.main import main
 from mupscale.files.directory import read_directory
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
 from mupscale.jobs.worker import run_job
-from mupscale.storage import pages
+from mupscale.storage import pages, remote
 from mupscale.storage.location import Url, location
 from mupscale.storage.pages import PAGE, RemoteFile
 from mupscale.storage.remote import entry, listing
@@ -195,3 +196,21 @@ def test_the_command_line_grows_a_trainer_checkpoint_from_a_store(store, tmp_pat
     capsys.readouterr()
     assert main(["upscale", url, str(tmp_path / "auto"), "-k", "2", "--noise", "auto", "--quiet"]) == 2
     assert "[directory.not_on_this_machine]" in capsys.readouterr().err
+
+
+def test_no_secret_of_a_url_reaches_a_message_or_a_job(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(remote, "PAUSES", ())
+    urls = (
+        "http://me:secret@127.0.0.1:1/base", "http://127.0.0.1:1/base?X-Amz-Signature=secret", "s3://KEY:secret@bucket/base",
+        "postgresql://me:secret@127.0.0.1:1/db",
+    )  # fmt: skip
+    for url in urls:
+        for words in (["plan", url, "-k", "2"], ["report", url], ["plan", "x", "--no-such", url]):
+            with suppress(SystemExit):
+                assert main(words) != 0
+            said = "".join(capsys.readouterr())
+            assert "secret" not in (said or "secret"), words
+        known = location(url)
+        assert "secret" not in f"{known} {known!r} {known / 'x'} {known.parent}"
+        assert "secret" in known.full, "control: what requests are made with"
+        assert known == location(str(known)), "a resumed job is that of the same base"

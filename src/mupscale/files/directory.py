@@ -121,7 +121,7 @@ def read_directory(path: Location | str, *, weights_needed: bool = True) -> Dire
     carried = tuple(name for name, regular in names.items() if regular and _is_carried(name))
     modules = _modules(path) if MODULES in carried else ()
     inside = [f"{module.folder}/{name}" for module in modules if module.folder for name in module.files]
-    raise_few(claim, _foreign_links(path, (CONFIG, CARD, *weights, *trainer, *carried, *inside)))
+    raise_few(claim, foreign_links(path, (CONFIG, CARD, *weights, *trainer, *carried, *inside)))
     known = {CONFIG, SINGLE, INDEX, *weights, *trainer, *carried, *(module.folder for module in modules)}
     skipped = tuple(name for name in names if name not in known)
     return Directory(path, config, tensors, weights, carried, trainer, modules, skipped)
@@ -210,7 +210,7 @@ def _is_regular(path: Path) -> bool:
         return False
 
 
-def _foreign_links(path: Location, names: Iterable[str]) -> list[Fault]:
+def foreign_links(path: Location, names: Iterable[str]) -> list[Fault]:
     """Links out of a directory would publish a file that does not belong to the checkpoint.
 
     In the cache of the Hugging Face Hub every file of `snapshots/<revision>` is a link into `blobs` next to it.

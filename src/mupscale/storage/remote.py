@@ -51,7 +51,7 @@ class Entry:
 def entry(url: Url) -> Entry | None:
     """What a URL names; None if there is nothing."""
     try:
-        return _entry(request(url, "info", _path(url)))
+        return _entry(request(url, _s3_info if url.scheme in ("s3", "s3a") else "info", _path(url)))
     except FileNotFoundError:
         return None
 
@@ -173,6 +173,13 @@ def _once(system: Any, method: str | Callable[..., Any], *arguments: Any, **opti
 
     called = partial(method, system) if callable(method) else getattr(system, f"_{method}")
     return sync(system.loop, called, *arguments, timeout=timeout(), **options)
+
+
+async def _s3_info(system: Any, path: str) -> dict[str, Any]:
+    told: dict[str, Any] = await system._info(path)
+    if told["type"] == "file" and not told.get("ETag"):
+        raise OSError("an answer that no S3 store gives, such as a page of a proxy")
+    return told
 
 
 async def _s3_body(system: Any, wanted: dict[str, Any]) -> bytes:

@@ -20,6 +20,7 @@ import torch
 from ...errors import Fault, MupscaleError
 from ...storage.location import Location, location
 from ...storage.looking import sizes_in
+from ..directory import foreign_links
 from ..pickles.inert import read_metadata
 from ..pickles.opcodes import Record
 from ..places import KNOWN, dtype_name
@@ -81,6 +82,9 @@ def _described(path: Location, metadata: Any, digest: str) -> DcpDirectory:
             label = name if type(name) is str else type(name).__name__
             faults.append(Fault("dcp.unknown_entry", printable(label), "neither a tensor nor a value"))
     faults += _gaps(tensors)
+    if not faults:
+        held = {*files.names, *(file for file, _, _ in values.values())}
+        faults += foreign_links(path, sorted({METADATA, *held}))
     raise_few(f"{printable(str(path))} cannot be read", faults)
     return DcpDirectory(path, tensors, values, digest)
 
