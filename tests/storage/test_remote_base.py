@@ -211,6 +211,7 @@ def test_no_secret_of_a_url_reaches_a_message_or_a_job(tmp_path, monkeypatch, ca
             said = "".join(capsys.readouterr())
             assert "secret" not in (said or "secret"), words
         known = location(url)
+        assert isinstance(known, Url)
         assert "secret" not in f"{known} {known!r} {known / 'x'} {known.parent}"
         assert "secret" in known.full, "control: what requests are made with"
         assert known == location(str(known)), "a resumed job is that of the same base"

@@ -28,6 +28,7 @@ from ..rules.noise_defaults import WAKE
 from ..tensors.spectral import gaussian_norm
 from .checks import unknown_names
 from .kinds import (
+    MupNoise,
     NewUnits,
     Noise,
     PairedNoise,
@@ -78,7 +79,7 @@ def resolve_noise(
     given = base if callable(base) else lambda name, what: statistic(plan[name].source(base), what)
     asleep, plan = plan, _with_copied_blocks(plan, noise, given)
     repeating = [name for name, entry in asleep.tensors.items() if entry.new and not plan[name].new]
-    if isinstance(sigmas := given_sigma(noise), Mapping):
+    if isinstance(noise, MupNoise | PairedNoise) and isinstance(sigmas := noise.sigma, Mapping):
         # Where its units are copies, a copied block has the σ̄ of the block that it is like.
         twins = {name: sigmas[twin] for name in repeating if (twin := measured(name, asleep)) in sigmas}
         noise = replace(noise, sigma={**twins, **sigmas})
