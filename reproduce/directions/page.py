@@ -13,6 +13,8 @@ from .arms import ARMS, Sizes, arm, base
 
 FILE = "directions.jsonl"
 OURS = ("ours", "copied_readers")
+PENDING = ("stacked",)
+"""Arms without which the page is printed while they have not been run."""
 DIRECTIONS = ("depth", "width", "experts")
 
 
@@ -28,7 +30,7 @@ def gains(found: dict[str, Seen | None]) -> dict[str, tuple[float, bool] | None]
     """
     told = {}
     for of in DIRECTIONS:
-        names = [name for name, made in ARMS.items() if made.of == of]
+        names = [name for name, made in ARMS.items() if made.of == of and not _is_pending(name, found)]
         grown = [found[name] for name in names if ARMS[name].method in OURS and not ARMS[name].scratch]
         others = [found["goes on"], *(found[name] for name in names if ARMS[name].scratch)]
         told[of] = contest(grown, others, nats=True)
@@ -39,12 +41,17 @@ def against_peers(found: dict[str, Seen | None]) -> dict[str, tuple[float, bool]
     """For depth and experts: how many nats growth by our plans ends below the best published method."""
     told = {}
     for of in ("depth", "experts"):
-        names = [name for name, made in ARMS.items() if made.of == of and not made.scratch]
+        made = [name for name, made in ARMS.items() if made.of == of and not made.scratch]
+        names = [name for name in made if not _is_pending(name, found)]
         sides = {
             ours: [found[n] for n in names if (ARMS[n].method in OURS) is ours] for ours in (True, False)
         }
         told[of] = contest(sides[True], sides[False], nats=True)
     return told
+
+
+def _is_pending(name: str, found: dict[str, Seen | None]) -> bool:
+    return name in PENDING and found[name] is None
 
 
 def figures(known: Known, sizes: Sizes) -> dict[str, str]:
@@ -79,7 +86,7 @@ def section(known: Known, sizes: Sizes) -> str:
     """The section of the page; "" until every run is stored."""
     found = results(known, sizes)
     own = seen(known, Arm((), base(known, sizes).chosen), sizes.seeds)
-    if own is None or any(one is None for one in found.values()):
+    if own is None or any(one is None and not _is_pending(name, found) for name, one in found.items()):
         return ""
     trained = known(own.chosen)
     assert trained is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal, get_args
 
@@ -193,6 +193,18 @@ def relative_size(noise: Noise) -> float | Mapping[str, float] | None:
 def given_sigma(noise: Noise) -> float | Mapping[str, Sigma] | None:
     """σ̄, if the noise is sized by it."""
     return noise.sigma if isinstance(noise, (MupNoise, PairedNoise)) else None
+
+
+def with_twins(noise: Noise, twins: Mapping[str, str]) -> Noise:
+    """The noise in which a tensor without a σ̄ has that of its twin, where σ̄ is given by name.
+
+    >>> with_twins(MupNoise({"a": 0.1}), {"b": "a"}).sigma
+    {'b': 0.1, 'a': 0.1}
+    """
+    if not isinstance(noise, (MupNoise, PairedNoise)) or not isinstance(noise.sigma, Mapping):
+        return noise
+    known = {name: noise.sigma[twin] for name, twin in twins.items() if twin in noise.sigma}
+    return replace(noise, sigma={**known, **noise.sigma})
 
 
 def given_size(noise: Noise) -> float | Mapping[str, float] | Mapping[str, Sigma] | None:

@@ -13,7 +13,7 @@ never to moments. Which weights get noise is the rule of `where.py`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -28,7 +28,6 @@ from ..rules.noise_defaults import WAKE
 from ..tensors.spectral import gaussian_norm
 from .checks import unknown_names
 from .kinds import (
-    MupNoise,
     NewUnits,
     Noise,
     PairedNoise,
@@ -39,6 +38,7 @@ from .kinds import (
     given_size,
     relative_size,
     t_of,
+    with_twins,
     wrong_noise,
 )
 from .measures import Measure, Statistic, Wanted, measured, statistic
@@ -79,10 +79,8 @@ def resolve_noise(
     given = base if callable(base) else lambda name, what: statistic(plan[name].source(base), what)
     asleep, plan = plan, _with_copied_blocks(plan, noise, given)
     repeating = [name for name, entry in asleep.tensors.items() if entry.new and not plan[name].new]
-    if isinstance(noise, MupNoise | PairedNoise) and isinstance(sigmas := noise.sigma, Mapping):
-        # Where its units are copies, a copied block has the σ̄ of the block that it is like.
-        twins = {name: sigmas[twin] for name in repeating if (twin := measured(name, asleep)) in sigmas}
-        noise = replace(noise, sigma={**twins, **sigmas})
+    # Where its units are copies, a copied block has the σ̄ of the block that it is like.
+    noise = with_twins(noise, {name: measured(name, asleep) for name in repeating})
 
     def measure(name: str, what: Statistic) -> Tensor:
         # A tensor that repeats another has the numbers of that one, which the base holds.
@@ -195,13 +193,14 @@ def _mean(name: str, becomes: Becomes, plan: Plan, measure: Measure) -> tuple[fl
 
 def _refuse_asleep(found: Mapping[str, ResolvedNoise], plan: Plan) -> None:
     """Raise if noise would leave new matrices zero."""
-    what = "it is new, and the tensor that it is like is zero, so that noise of its size would not wake it"
+    new = (name for name in found if plan[name].new and len(plan[name].axes) > 1)
+    _refuse_zeros([name for name in new if not any(each(found[name].sigma or 0.0))])
+
+
+def _refuse_zeros(names: Sequence[str]) -> None:
+    what = "it is new, and the tensor that it is like is zero, so that neither a copy nor noise of its size would wake it"
     remedy = "put the new block behind a trained one, after=…"
-    faults = [
-        Fault("noise.wakes_nothing", name, what, remedy)
-        for name, one in found.items()
-        if plan[name].new and len(plan[name].axes) > 1 and not any(each(one.sigma or 0.0))
-    ]
+    faults = [Fault("noise.wakes_nothing", name, what, remedy) for name in names]
     raise_faults("this noise wakes nothing", faults)
 
 
@@ -216,7 +215,7 @@ def _given_to_new(name: str, noise: Noise) -> Sigma | None:
 def _with_copied_blocks(plan: Plan, noise: Noise, measure: Measure) -> Plan:
     """The plan in which new tensors that wake as copies are made from those that they are like.
 
-    Left out are those with a σ̄ of their own, those that patterns of t leave asleep, and copies of zeros, which wake nothing.
+    Left out are those with a σ̄ of their own, and those that patterns of t leave asleep. Copies of zeros are refused.
     """
     if _is_silent(noise) or (isinstance(noise, NewUnits) and noise.readers == "random"):
         return plan
@@ -224,8 +223,9 @@ def _with_copied_blocks(plan: Plan, noise: Noise, measure: Measure) -> Plan:
         name: entry.woken_as_copy()
         for name, entry in plan.tensors.items()
         if entry.repeats and _given_to_new(name, noise) is None
-        if len(entry.axes) < 2 or bool(measure(measured(name, plan), "rms"))
     }
+    matrices = [name for name, entry in awake.items() if len(entry.axes) > 1]
+    _refuse_zeros([name for name in matrices if not bool(measure(measured(name, plan), "rms"))])
     return plan.with_tensors(awake)
 
 

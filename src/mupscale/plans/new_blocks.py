@@ -6,9 +6,9 @@ its weights become those of the block of the base that it is like, except those 
 quiet. They learn in the first step, and everything else from the second step on.
 
 By default new blocks are in stack order: all blocks of the base, then all of them again. Two blocks become four with
-(0, 1, 0, 1): a number that comes again is a new block, like the block of that number. On a small Llama this order ends
-0.02 lower than new blocks behind each block. (0, None, 1, None) is that other order: None is a new block like the one
-before it, so block 1 is like block 0, and block 3 like the base's block 1.
+(0, 1, 0, 1): a number that comes again is a new block, like the block of that number. It is the order of G_stack, without
+the jump of its loss. (0, None, 1, None) puts a new block behind each: None is like the block before it, so block 1 is like
+block 0, and block 3 like the base's block 1.
 
 A bias that writes into the stream cannot sleep: nothing stands between it and the stream, so it has a gradient. It is
 the gradient of the last bias that the block before writes, because the stream passes through new blocks unchanged. So
