@@ -51,7 +51,7 @@ def models_of(axis: Axis, start: int = 0, stop: int | None = None) -> Tensor:
     >>> models_of(Axis.parse("out: 2+3")).tolist(), models_of(Axis.parse("out: 2x2+1 * 3")).tolist()
     ([0, 1, 0, 1, 0], [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5, 0, 1, 2])
     """
-    parts, before, offset = [], 0, 0
+    parts, before, offset = [torch.arange(0, device="cpu")], 0, 0
     stop = axis.wide if stop is None else stop
     for segment in axis.segments:
         inner = prod(factor.wide for factor in segment)

@@ -10,7 +10,7 @@
 
 Words are separated by one space; the last one of "s" and of a statistic may hold spaces. A line counts only if it is
 complete, so a crash can only shorten a journal, never make it wrong. Entries of any other kind are passed over. Files and
-objects written by version 0.2.0 have the same lines. Does not know where lines are kept.
+objects written by earlier versions have the same lines. Does not know where lines are kept.
 """
 
 from __future__ import annotations
