@@ -118,7 +118,7 @@ def test_noise_that_a_directory_cannot_record_is_refused(tiny, tmp_path):
     refusal(lambda: mu.grow_checkpoint(tiny, out, 2, noise=sizes), "noise.not_one_size")
     started = mu.AutoNoise(untrained=4.0)
     refusal(lambda: mu.grow_checkpoint(tiny, out, 2, noise=started), "noise.not_one_size")
-    refusal(lambda: mu.grow_checkpoint(tiny, out, 2, noise=mu.NewUnits()), "noise.not_one_size")  # type: ignore[arg-type]
+    refusal(lambda: mu.grow_checkpoint(tiny, out, 2, noise=mu.SplitNoise()), "noise.not_one_size")  # type: ignore[arg-type]
     refusal(
         lambda: mu.grow_checkpoint(tiny, out, 2, noise=mu.SignalNoise(0.05), recipe=recipe),
         "recipe.with_other_settings",
