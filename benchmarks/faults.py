@@ -56,7 +56,7 @@ from mupscale.jobs import digests, same_base, worker
 from mupscale.jobs.bytes import output_files
 from mupscale.jobs.bytes.output_files import OutputFiles
 from mupscale.jobs.job import PAGE, Job
-from mupscale.jobs.journal.reading import read_journals
+from mupscale.jobs.journal.journals import read_journals
 from mupscale.jobs.partial import partial, working_job
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
 from mupscale.jobs.work_units import Block, WorkUnits

@@ -40,7 +40,7 @@ from harness.program import Outcome, option, run
 from mupscale.files.directory import Directory, read_directory
 from mupscale.jobs.bytes import output_files
 from mupscale.jobs.job import PAGE, Job
-from mupscale.jobs.journal.reading import read_journals
+from mupscale.jobs.journal.journals import read_journals
 from mupscale.jobs.partial import partial
 from mupscale.jobs.work_units import WorkUnits
 from mupscale.jobs.worker import run_job, run_worker

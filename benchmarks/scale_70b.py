@@ -36,7 +36,7 @@ from harness.llama_files import Llama, job_for, write_directory
 from harness.program import Outcome, option, run
 from mupscale.files.directory import Directory
 from mupscale.jobs.job import Job
-from mupscale.jobs.journal.reading import read_journals
+from mupscale.jobs.journal.journals import read_journals
 from mupscale.jobs.partial import partial
 from mupscale.jobs.work_units import Block, WorkUnits
 from mupscale.jobs.worker import run_worker

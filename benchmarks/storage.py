@@ -33,7 +33,7 @@ from harness.program import Outcome, option, run
 from mupscale.files.directory import read_directory
 from mupscale.jobs import upload_parts
 from mupscale.jobs.job import Job
-from mupscale.jobs.journal import writing
+from mupscale.jobs.journal import writer
 from mupscale.jobs.verify_bytes import check_bytes
 from mupscale.jobs.worker import run_job
 from mupscale.storage import pages
@@ -108,7 +108,7 @@ def received(store: ObjectStore, sizes: Llama, out: Path, total: int) -> tuple[f
 
 def measure(chosen: argparse.Namespace) -> Outcome:
     sizes, kills = (QUICK, 3) if chosen.quick else (WHOLE, 12)
-    upload_parts.PART_BYTES, writing.GROUP_BYTES = PART, PART
+    upload_parts.PART_BYTES, writer.GROUP_BYTES = PART, PART
     with object_store() as store, tempfile.TemporaryDirectory() as name:
         os.environ.update(store.environment)
         folder = Path(name)

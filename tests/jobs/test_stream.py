@@ -46,8 +46,8 @@ from mupscale.jobs.journal.entries import (
     lines,
     read_lines,
 )
-from mupscale.jobs.journal.reading import read_journals
-from mupscale.jobs.journal.writing import FileSink, JournalWriter
+from mupscale.jobs.journal.journals import read_journals
+from mupscale.jobs.journal.writer import FileSink, JournalWriter
 from mupscale.jobs.partial import finish, partial, prepare
 from mupscale.jobs.progress import Progress
 from mupscale.jobs.verify_bytes import check_alone, check_bytes

@@ -15,7 +15,7 @@ from mupscale.cli.main import main
 from mupscale.files.directory import Directory
 from mupscale.jobs import upload, upload_parts
 from mupscale.jobs.job import Job
-from mupscale.jobs.journal import writing
+from mupscale.jobs.journal import writer
 from mupscale.jobs.upload_parts import parts_of, share_of
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
 from mupscale.jobs.work_units import WorkUnits
@@ -31,7 +31,7 @@ PART = 64 << 10
 def small_parts(monkeypatch):
     monkeypatch.setattr(upload_parts, "PART_BYTES", PART)
     monkeypatch.setattr(upload_parts, "SMALLEST_PART", 1024)
-    monkeypatch.setattr(writing, "GROUP_BYTES", 1)  # every part is written down at once
+    monkeypatch.setattr(writer, "GROUP_BYTES", 1)  # every part is written down at once
 
 
 @pytest.fixture(scope="module")

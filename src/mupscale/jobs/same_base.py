@@ -15,7 +15,7 @@ from .bytes.blocks import Reader
 from .bytes.fingerprints import GRAIN, Sums, as_text, fingerprint, total
 from .digests import stretch_sums
 from .job import Job
-from .journal.reading import Journals
+from .journal.journals import Journals
 from .work_units import DIGEST_BYTES, Stretch, WorkUnits
 
 

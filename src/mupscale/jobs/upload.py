@@ -37,8 +37,8 @@ from .digests import check_base, check_stamps, published, stretch_sums
 from .job import Job
 from .job_check import JOB
 from .journal.entries import BaseStamp, BlockDone, PartSent, StretchRead
-from .journal.reading import Journals, read_journals
-from .journal.writing import JournalWriter, StoreSink
+from .journal.journals import Journals, read_journals
+from .journal.writer import JournalWriter, StoreSink
 from .partial import carried_files, check_same_job, is_complete, text_files, working_job
 from .progress import Count, Report
 from .same_base import base_fingerprints, output_fingerprints

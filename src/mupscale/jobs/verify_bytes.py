@@ -30,7 +30,7 @@ from .bytes.fingerprints import as_text, fingerprint
 from .digests import about_text, check_base, published
 from .job import Job
 from .job_check import JOB, check_job, sound_job
-from .journal.reading import Journals
+from .journal.journals import Journals
 from .progress import Report
 from .same_base import base_fingerprints, output_fingerprints
 from .threads import check_threads, in_threads

@@ -23,8 +23,8 @@ from .digests import check_base, check_stamps, stretch_sums
 from .job import Job
 from .job_check import check_job
 from .journal.entries import BaseStamp, BlockDone, StretchRead
-from .journal.reading import Journals, read_journals
-from .journal.writing import FileSink, JournalWriter
+from .journal.journals import Journals, read_journals
+from .journal.writer import FileSink, JournalWriter
 from .partial import finish, finished_by_another, is_finished, partial, prepare
 from .progress import Count, Report
 from .recheck import damaged

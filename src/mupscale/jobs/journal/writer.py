@@ -89,7 +89,7 @@ class JournalWriter(Thread):
     """Writes entries while the next blocks are made; a block that ends well also writes that it did.
 
     >>> import tempfile
-    >>> from .reading import read_journals
+    >>> from .journals import read_journals
     >>> from .entries import BlockDone
     >>> with tempfile.TemporaryDirectory() as name:
     ...     with JournalWriter(FileSink(Path(name), 0, 1)) as journal:
