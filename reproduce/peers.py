@@ -146,7 +146,7 @@ def tiling(start: Start) -> mu.Run:
     for name, entry in start.plan.tensors.items():
         if entry.kind == "parameter" and len(entry.axes) > 1:
             size = float(weights[entry.sources[0]].detach().square().mean().sqrt()) * float(entry.change.s)
-            unit = float(reference_size(name, start.plan, start.base.since))
+            unit = float(reference_size(start.plan[name], start.base.since))
             sigmas[name] = size * 10 ** (-DECIBELS / 20) / unit
     bare = mu.Run(start.base.model, since=start.base.since)
     run = mu.upscale(bare, start.build, mu.PairedNoise(sigmas), plan=start.plan, seed=start.seed)

@@ -366,7 +366,8 @@ def test_sizes_that_are_named_for_new_tensors_are_heeded_or_refused():
         repeats.append(new in made.get("repeats", {}))
         return made["sigmas"]
 
-    new, repeats = "blocks.1.read.weight", []
+    new = "blocks.1.read.weight"
+    repeats: list[bool] = []
     usual = sigmas(mu.SignalNoise(0.1))[new]
     assert sigmas(mu.SignalNoise({"*": 0.2}))[new] == pytest.approx(2 * usual), "that of a copy with copies"
     assert repeats == [True, True]

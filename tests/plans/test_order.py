@@ -115,7 +115,9 @@ def test_missing_blocks_are_refused_with_the_order_to_write():
         mu.infer_plan(base, wide)
     plan = mu.infer_plan(base, wide, loss=loss, order={"blocks": [0, 1, 0, 1]})
     assert plan.tensors == mu.infer_plan(base, wide, loss=loss).tensors
-    assert mu.grow(base, lambda: make(Attending, 4), loss=loss).plan.tensors == plan.tensors
+    grown = mu.grow(base, lambda: make(Attending, 4), loss=loss).plan
+    assert grown is not None
+    assert grown.tensors == plan.tensors
 
 
 @pytest.mark.parametrize("block", [Attending, Behind])
@@ -129,6 +131,7 @@ def test_upscale_alone_puts_new_blocks_in_stack_order(block):
     for i in range(2):
         step(woken, i)
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in woken.model.parameters())
+    assert woken.plan is not None
     repeated = {
         name: replace(entry, quiet=False, repeats=True) if entry.quiet else entry
         for name, entry in woken.plan.tensors.items()
@@ -148,7 +151,9 @@ def test_blocks_of_two_kinds_keep_their_places():
         return made
 
     def order(layers, blocks):
-        return usual_order(alternating(layers), alternating(blocks))["blocks"]
+        found = usual_order(alternating(layers), alternating(blocks))
+        assert found is not None
+        return found["blocks"]
 
     assert order(2, 4) == (0, 1, 0, 1)
     with pytest.warns(UserWarning, match="another kind"):
