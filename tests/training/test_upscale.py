@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from harness.closeness import EXACT, assert_same_model
 from harness.draws import data, seeded
 from harness.exactness import precise_muon, prepare_worker, warm_base
 from harness.models import CASES, Case
-from harness.refusals import refusal
+from harness.refusals import refusal, refused
 from harness.runs import drift
 from harness.runs import train as take
 from harness.setups import SETUPS, Setup
@@ -277,12 +276,14 @@ def test_new_channels_of_a_centred_stream_carry_the_mean_and_nothing_less():
     assert plan is not None
     assert [entry.mean for entry in plan.tensors.values()] == [(0,), (0,), (), (), (), (), (), ()]
     assert mu.Plan.from_json(plan.to_json()) == plan
-    found = wide.model.state_dict()
     assert OUTPUTS_ALONE in str(plan)
     torch.testing.assert_close(
-        found["0.weight"][4:], 1.5**0.5 * base[0].weight.mean(0).expand(2, 3), rtol=1e-14, atol=0
+        wide.model.get_parameter("0.weight")[4:],
+        1.5**0.5 * base[0].weight.mean(0).expand(2, 3),
+        rtol=1e-14,
+        atol=0,
     )
-    assert not found["1.bias"][4:].any()
+    assert not wide.model.get_parameter("1.bias")[4:].any()
     wrong = {
         "0.weight": replace(plan["0.weight"], mean=(), cut=(0,)),
         "1.weight": replace(plan["1.weight"], fold=mu.rules.Scale.of(1)),
@@ -290,14 +291,14 @@ def test_new_channels_of_a_centred_stream_carry_the_mean_and_nothing_less():
     }
     before = loss(base).item()
     for name, entry in wrong.items():
-        other = mu.upscale(base, lambda: centred(6), plan=plan.with_tensors({name: entry}), prove=False)
+        changed = plan.with_tensors({name: entry})
+        other = mu.upscale(base, lambda: centred(6), plan=changed, prove=False)
         assert abs(loss(other.model).item() - before) > 1e-4 * before, name
-        refusal(
-            partial(mu.upscale, base, lambda: centred(6), plan=plan.with_tensors({name: entry}), loss=loss)
-        )
+        with refused():
+            mu.upscale(base, lambda: centred(6), plan=changed, loss=loss)
 
 
-def test_growing_exactly_copies_a_centred_stream_and_parts_of_it_have_no_mean(tmp_path):
+def test_growing_exactly_copies_a_centred_stream_and_parts_of_it_have_no_mean():
     torch.manual_seed(0)
     x, base = torch.randn(16, 3, dtype=torch.float64), centred(4).double()
 
@@ -313,8 +314,8 @@ def test_growing_exactly_copies_a_centred_stream_and_parts_of_it_have_no_mean(tm
     assert not mu.infer_plan(base, make, by="units", loss=loss).carries_mean
     run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))
     wide = mu.upscale(run, make, loss=loss)
-    plan = wide.plan
-    assert plan is not None
+    carried = wide.plan
+    assert carried is not None
 
     def step(run, i):
         run.optimizer.zero_grad()
@@ -330,7 +331,8 @@ def test_growing_exactly_copies_a_centred_stream_and_parts_of_it_have_no_mean(tm
         step(wide, 0)
     with pytest.warns(UserWarning, match="new units are in use"):
         mu.narrow(wide, lambda: centred(4).double())
-    refusal(lambda: mu.load_grown_(mu.Run(base), mu.Run(make()), plan=plan), "plan.mean_in_parts")
+    with refused("plan.mean_in_parts"):
+        mu.load_grown_(mu.Run(base), mu.Run(make()), plan=carried)
 
 
 def test_noise_means_copies_and_an_unknown_way_is_refused():
