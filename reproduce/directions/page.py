@@ -93,7 +93,9 @@ def section(known: Known, sizes: Sizes) -> str:
     rows = [f"| | {made.label} | {_cell(found[name])} |" for name, made in ARMS.items() if not made.of]
     for of in DIRECTIONS:
         rows += [
-            f"| {of} | {made.label} | {_cell(found[name])} |" for name, made in ARMS.items() if made.of == of
+            f"| {of} | {made.label} | {_cell(found[name])} |"
+            for name, made in ARMS.items()
+            if made.of == of and not _is_pending(name, found)
         ]
     return f"""\
 ## Deeper, wider by zeros, or by experts: a Llama on text
