@@ -29,8 +29,8 @@ def _upscaled(base: Trained) -> mu.Run:
     return mu.upscale(base.run, lambda: mlp(32), mu.SignalNoise(0.05))
 
 
-def _deeper(base: Trained) -> mu.Run:
-    return mu.upscale(base.run, lambda: Residual(3), mu.SignalNoise(0.05), plan=deeper_plan(base.x))
+def _deeper(base: Trained, noise: mu.SignalNoise | mu.NewUnits | None = None) -> mu.Run:
+    return mu.upscale(base.run, lambda: Residual(3), noise or mu.SignalNoise(0.05), plan=deeper_plan(base.x))
 
 
 @case(quick=True)
@@ -50,8 +50,9 @@ def noise_shares(device: Device) -> Any:
 
 @case(quick=True)
 def noise_shares_of_a_deeper_model(device: Device) -> Any:
+    """With random readers, which are copies of nothing."""
     base = trained(device, Residual, 2)
-    return mu.diagnostics.noise_shares(base.run, _deeper(base))
+    return mu.diagnostics.noise_shares(base.run, _deeper(base, mu.NewUnits("random")))
 
 
 @case
