@@ -23,7 +23,7 @@ from ..storage.looking import sizes_in
 from .dcp_table import Chunk, ChunkedTensor, DcpDirectory, FileNames, Rows, chunked
 from .directory import foreign_links
 from .inert import read_metadata
-from .opcodes import Record
+from .opcodes import Record, uncollected
 from .places import KNOWN, dtype_name
 from .strict import name_fault, os_errors, printable, raise_few, read_regular
 
@@ -43,7 +43,8 @@ def read_dcp(path: Location | str) -> DcpDirectory:
     raw = read_regular(path / METADATA, longest_metadata(path))
     metadata = read_metadata(raw, printable(str(path / METADATA)))
     try:
-        return _described(path, metadata, hashlib.sha256(raw).hexdigest())
+        with uncollected():
+            return _described(path, metadata, hashlib.sha256(raw).hexdigest())
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MupscaleError(
             f"{printable(str(path / METADATA))} is not what torch.distributed.checkpoint writes: "
