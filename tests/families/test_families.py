@@ -402,7 +402,7 @@ def test_planning_has_a_limit_of_memory(monkeypatch):
             try:
                 process.answer(
                     dict.fromkeys(
-                        ("config", "multipliers", "to", "architecture", "export", "stored", "declared")
+                        ("config", "multipliers", "to", "by", "architecture", "export", "stored", "declared")
                     )
                 )
             except MupscaleError as error:
