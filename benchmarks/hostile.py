@@ -454,7 +454,7 @@ def settings_bombs() -> Iterator[tuple[str, Input, Callable[[Path], str]]]:
             lambda path: "read" if read_settings(path / "common.pt") else WRONG,
         )
 
-    for name, raw in (("memo", b"\x80\x02}" + b"\x94" * (32 << 20) + b"."), ("bricks", bricks(50))):
+    for name, raw in (("memo", b"\x80\x02}" + b"\x94" * (32 << 20) + b"."), ("bricks", bricks(25))):
 
         def metadata(path: Path, _: random.Random, raw: bytes = raw) -> None:
             path.mkdir()
