@@ -127,10 +127,10 @@ def _jump(copied: Copy) -> float:
     tensors = {name: tensor for name, _, tensor in named_tensors(copied.base)}
     exempt = exempt_of(copied.base, copied.plan, "base")
     noise = resolve_noise(tensors, NewUnits(), plan=copied.plan, exempt=exempt)
+    # Noise is drawn in float32, which casts that are lifted would make float64.
+    wide = cast_(copied.wide(), torch.float64)
+    fill_model_(wide, copied.base, Direction(copied.plan, noise=noise), in_place=True)
     with lifted_casts(), torch.no_grad():
-        wide = cast_(
-            fill_model_(copied.wide(), copied.base, Direction(copied.plan, noise=noise)), torch.float64
-        )
         before, after = (float(copied.losses[0](model)) for model in (copied.base, wide))
     return loss_gap(before, after)
 
