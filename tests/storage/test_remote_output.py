@@ -76,11 +76,11 @@ def stop_after(monkeypatch, count: int, name: str = "send") -> list[int]:
     """Let so many calls pass, then none; returns the calls so far."""
     real, calls = getattr(upload, name), list[int]()
 
-    def some(*arguments):
+    def some(*arguments, **named):
         if len(calls) >= count:
             raise StoppedError
         calls.append(0)
-        return real(*arguments)
+        return real(*arguments, **named)
 
     monkeypatch.setattr(upload, name, some)
     return calls
