@@ -72,9 +72,9 @@ def loaded() -> dict[str, str]:
     run = mu.load_grown_(folder() / "streamed", run, plan=same)
     found[f"{BOTH} signal streamed"] = digest(run, gathered)
     other = mu.load_grown_(
-        sources["dcp"], fresh(DEEP), plan=family(DEEP), noise=NOISES["signal"][0], seed=SEED + 1
+        sources["dcp"], fresh(BOTH), plan=family(BOTH), noise=NOISES["signal"][0], seed=SEED + 1
     )
-    found[f"{DEEP} signal control"] = digest(other, gathered)
+    found[f"{BOTH} signal control"] = digest(other, gathered)
     return found
 
 
