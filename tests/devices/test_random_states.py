@@ -190,7 +190,7 @@ def test_the_noise_of_new_blocks_is_reported_where_the_model_is(device):
     base, reports = Deep(2), []
     for place in ("cpu", device):
         run = mu.Run(base.to(place))
-        deep = mu.upscale(run, lambda: Deep(3), mu.SignalNoise(0.05), plan=plan)
+        deep = mu.upscale(run, lambda: Deep(3), mu.NewUnits("random"), plan=plan)
         assert {t.device.type for t in deep.model.parameters()} == {torch.device(place).type}
         reports.append(noise_shares(run, deep))
     assert list(reports[0]) == list(reports[1])
