@@ -100,7 +100,7 @@ class Walk:
         self.mupscale(who, "plan", base, "-k", "2")
         if not self.mupscale(who, "upscale", base, wide, "-k", "2", "--noise", "auto"):
             return
-        self.mupscale(who, "check", base, wide)
+        self.mupscale(who, "check", wide, "--base", base)
         grown = wide
         if not (self.shell.room / wide / "train.py").is_file():
             self.leave_out(who, "train.py", "the class has no loss, so no script is written")

@@ -139,7 +139,7 @@ def records(folder: Path) -> list[object]:
     for count in WORKERS:
         out = folder / f"by_{count}"
         command = [sys.executable, "-m", "mupscale", "upscale", str(DATA / "models" / "tiny_llama"), str(out), "-k", "2",
-                   "--noise", "t=0.05", "--no-loss", "--quiet", "--worker"]  # fmt: skip
+                   "--noise", "t=0.05", "--no-loss", "--quiet", "--share"]  # fmt: skip
         running = [
             subprocess.Popen([*command, f"{i}/{count}"], stdout=subprocess.DEVNULL) for i in range(count)
         ]

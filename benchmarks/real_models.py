@@ -39,7 +39,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def widened(base: Path, out: Path, k: int, *more: str) -> Path:
-    arguments = ["grow", str(base), str(out), "-k", str(k), "--workers", "1", "--quiet", *more]
+    arguments = ["grow", str(base), str(out), "-k", str(k), "--threads", "1", "--quiet", *more]
     if command(arguments):
         raise SystemExit(f"mupscale {' '.join(arguments)} failed")
     return out

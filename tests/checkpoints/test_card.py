@@ -59,7 +59,7 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def wide(planned_here, base, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "wide"
-    assert main(["grow", str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    assert main(["grow", str(base), str(out), "-k", "2", "--quiet", "--threads", "1"]) == 0
     return out
 
 
@@ -77,7 +77,7 @@ def test_licence_tags_and_text_of_the_base_are_kept(base, wide):
     assert "model-index" not in new, "results of the base are not those of this model"
     body = parts((wide / "README.md").read_text())[1]
     assert body.index("grown from `org/some-7b`") < body.index("It scores 12 points.")
-    assert main(["check", str(base), str(wide), "--bytes", "--quiet"]) == 0
+    assert main(["check", str(wide), "--base", str(base), "--levels", "bytes", "--quiet"]) == 0
 
 
 def test_every_file_that_is_not_carried_has_a_reason(base, wide, tmp_path, capsys):

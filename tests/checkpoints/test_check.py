@@ -56,7 +56,7 @@ def changed(result: Path, copy: Path, name: str) -> Path:
 def faults(base: Path | str, result: Path | str, capsys) -> list[str]:
     """The places that fail, as they are printed; none if the exit code is 0."""
     capsys.readouterr()
-    code = main(["check", str(base), str(result), "--bytes", "--quiet"])
+    code = main(["check", str(result), "--base", str(base), "--levels", "bytes", "--quiet"])
     found = [line.split(" [")[0].strip() for line in capsys.readouterr().out.splitlines() if line[0] == " "]
     assert code == (1 if found else 0)
     return found

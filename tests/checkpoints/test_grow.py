@@ -49,7 +49,7 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def wide(planned_here, base, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "wide"
-    assert main(["grow", str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    assert main(["grow", str(base), str(out), "-k", "2", "--quiet", "--threads", "1"]) == 0
     return out
 
 
@@ -161,7 +161,7 @@ def test_a_plan_comes_from_a_process_of_its_own(base):
 
 
 def test_check_holds_at_every_level(base, wide, capsys):
-    assert main(["check", str(base), str(wide), "--model", "--quiet"]) == 0
+    assert main(["check", str(wide), "--base", str(base), "--levels", "bytes,layout,model", "--quiet"]) == 0
     said = capsys.readouterr().out
     assert [line.split()[:2] for line in said.splitlines()] == [
         [x, "holds:"] for x in ("bytes", "layout", "model")
@@ -169,20 +169,20 @@ def test_check_holds_at_every_level(base, wide, capsys):
 
 
 def test_check_of_a_noisy_directory_holds_and_another_seed_does_not(base, noisy, tmp_path, capsys):
-    assert main(["check", str(base), str(noisy), "--bytes", "--quiet"]) == 0
+    assert main(["check", str(noisy), "--base", str(base), "--levels", "bytes", "--quiet"]) == 0
     other = tmp_path / "noisy"
     shutil.copytree(noisy, other)
     told = json.loads((other / "mupscale.json").read_text())
     told["noise"]["seed"] = 4
     (other / "mupscale.json").write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
-    assert main(["check", str(base), str(other), "--bytes", "--quiet"]) == 1
+    assert main(["check", str(other), "--base", str(base), "--levels", "bytes", "--quiet"]) == 1
     assert "model.embed_tokens.weight" in capsys.readouterr().out
 
 
 def test_a_result_is_checked_without_its_base(wide, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(wide, copy)
-    assert main(["check", str(copy), "--quiet", "--workers", "2"]) == 0
+    assert main(["check", str(copy), "--quiet", "--threads", "2"]) == 0
     assert "files   holds" in capsys.readouterr().out
     path = copy / "model.safetensors"
     raw = bytearray(path.read_bytes())
@@ -190,15 +190,15 @@ def test_a_result_is_checked_without_its_base(wide, tmp_path, capsys):
     path.write_bytes(raw)
     assert main(["check", str(copy), "--quiet"]) == 1
     assert "model.safetensors" in capsys.readouterr().out
-    assert main(["check", str(copy), "--layout"]) == 2, "the layout needs the base"
-    assert main(["check", str(copy), "--workers", "0"]) == 2
+    assert main(["check", str(copy), "--levels", "layout"]) == 2, "the layout needs the base"
+    assert main(["check", str(copy), "--threads", "0"]) == 2
 
 
 def test_the_model_level_does_not_apply_to_noise(base, noisy, wide, capsys):
-    assert main(["check", str(base), str(noisy), "--bytes", "--model", "--quiet"]) == 0
+    assert main(["check", str(noisy), "--base", str(base), "--levels", "bytes,model", "--quiet"]) == 0
     said = capsys.readouterr().out
     assert "model   not applicable: noise has moved the model" in said
-    assert main(["check", str(base), str(wide), "--bytes", "--model", "--quiet"]) == 0
+    assert main(["check", str(wide), "--base", str(base), "--levels", "bytes,model", "--quiet"]) == 0
     assert "model   holds" in capsys.readouterr().out, "control: without noise it is compared"
 
 
@@ -207,7 +207,7 @@ def test_a_level_that_fails_is_not_hidden_by_one_that_does_not_apply(base, noisy
     other = tmp_path / "other"
     shutil.copytree(noisy, other)
     (other / "README.md").write_text("another card\n")
-    assert main(["check", str(base), str(other), "--bytes", "--model", "--quiet"]) == 1
+    assert main(["check", str(other), "--base", str(base), "--levels", "bytes,model", "--quiet"]) == 1
 
 
 def test_a_trusted_base_and_an_output_inside_its_base(base, tmp_path, capsys):
@@ -218,14 +218,14 @@ def test_a_trusted_base_and_an_output_inside_its_base(base, tmp_path, capsys):
     told = json.loads((out / "mupscale.json").read_text())
     assert told["base"]["read"] == "once"
     assert told["request"]["trust_base"] is True
-    assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 0
+    assert main(["check", str(out), "--base", str(base), "--levels", "bytes", "--quiet"]) == 0
 
 
 def test_folders_above_the_result_are_made(base, tmp_path):
     out = tmp_path / "some" / "where" / "wide"
     assert main(["grow", str(base), str(out), "-k", "2", "--dry-run"]) == 0
     assert list(tmp_path.iterdir()) == [], "control: not by a dry run"
-    assert main(["grow", str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    assert main(["grow", str(base), str(out), "-k", "2", "--quiet", "--threads", "1"]) == 0
     assert (out / "config.json").exists()
 
 
@@ -260,7 +260,7 @@ def test_growing_twice_counts_from_the_first_reference(base, wide, tmp_path):
     import mupscale as mu
 
     again = tmp_path / "again"
-    assert main(["grow", str(wide), str(again), "-k", "2", "--quiet", "--workers", "1"]) == 0
+    assert main(["grow", str(wide), str(again), "-k", "2", "--quiet", "--threads", "1"]) == 0
     plan, since = read_plans(again)
     before, history = (mu.diagnostics.read_provenance(folder) for folder in (wide, again))
     assert history.growths[:-1] == before.growths
@@ -311,7 +311,7 @@ def test_bf16_at_a_power_of_two_loses_no_bit(kind, tmp_path):
 
     for multiplier in (k, 3):
         arguments = [str(tmp_path / "base"), str(tmp_path / f"x{multiplier}"), "-k", str(multiplier)]
-        assert main(["grow", *arguments, "--quiet", "--workers", "1"]) == 0
+        assert main(["grow", *arguments, "--quiet", "--threads", "1"]) == 0
     assert differ(tmp_path / f"x{k}", torch.float64) == 0 < 0.2 < differ(tmp_path / "x3", torch.float64)
     assert differ(tmp_path / f"x{k}", torch.bfloat16) < 0.1 < 0.5 < differ(tmp_path / "x3", torch.bfloat16)
 
@@ -320,7 +320,7 @@ def test_a_batch_shows_what_noise_costs(base, tmp_path, capsys):
     batch = tmp_path / "batch.json"
     batch.write_text(json.dumps({"input_ids": [list(range(16))]}))
     out = tmp_path / "w"
-    assert cli("upscale", base, out, "-k 2 --noise sigma=0.3 --quiet --batch", batch) == 0
+    assert cli("upscale", base, out, "-k 2 --noise sigma=0.3 --quiet --inputs", batch) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("loss of"))
     before, after = (float(line.split()[i]) for i in (3, 8))
     assert before != after
@@ -358,12 +358,12 @@ def test_single_bit_flips_are_caught_and_named(stateful, tmp_path, seed, capsys)
         at = int(torch.randint(len(raw), (), generator=generator))
         raw[at] ^= 1 << int(torch.randint(8, (), generator=generator))
         (copy / name).write_bytes(raw)
-        status = main(["check", str(base), str(copy), "--bytes", "--quiet"])
+        status = main(["check", str(copy), "--base", str(base), "--levels", "bytes", "--quiet"])
         said = capsys.readouterr()
         assert status in (1, 2), (name, at)
         assert _named(wide, name, at) in said.out + said.err, (name, at, said)
         (copy / name).write_bytes((wide / name).read_bytes())
-    assert main(["check", str(base), str(copy), "--bytes", "--quiet"]) == 0
+    assert main(["check", str(copy), "--base", str(base), "--levels", "bytes", "--quiet"]) == 0
 
 
 def _named(wide, file, at):
@@ -386,7 +386,7 @@ def test_another_base_in_the_place_of_a_finished_one_is_no_success(stateful, tmp
 
 def test_kv_heads_can_stay(base, tmp_path):
     out = tmp_path / "wide"
-    assert cli("grow", base, out, "-k hidden=2,heads=2,ffn=3,kv_heads=1 --quiet --workers 1") == 0
+    assert cli("grow", base, out, "-k hidden=2,heads=2,ffn=3,kv_heads=1 --quiet --threads 1") == 0
     config = json.loads((out / "config.json").read_text())
     found = [config[key] for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size")]
     assert found == [8, 2, 120]
@@ -395,7 +395,7 @@ def test_kv_heads_can_stay(base, tmp_path):
 
 def test_a_granite_export_shows_its_multiplier(base, tmp_path):
     out = tmp_path / "granite"
-    assert cli("grow", base, out, "-k 2 --export granite --quiet --workers 1") == 0
+    assert cli("grow", base, out, "-k 2 --export granite --quiet --threads 1") == 0
     model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float64)
     assert type(model).__name__ == "GraniteForCausalLM"
     assert model.config.logits_scaling == 2
@@ -406,12 +406,12 @@ def test_a_granite_export_shows_its_multiplier(base, tmp_path):
 def test_other_arguments_do_not_resume(base, tmp_path, capsys):
     out = tmp_path / "wide"
     command = [sys.executable, *["-m", "mupscale.cli.main", "grow"], str(base), str(out)]
-    command += ["-k", "2", "--worker", "0/2"]
+    command += ["-k", "2", "--share", "0/2"]
     assert subprocess.run(command, check=False, capture_output=True).returncode == 0
     assert not out.exists()
     assert main(["grow", str(base), str(out), "-k", "2", "--dtype", "bfloat16", "--quiet"]) == 2
     assert "dtype [job.other_arguments]" in capsys.readouterr().err
-    assert main(["grow", str(base), str(out), "-k", "2", "--worker", "1/2", "--quiet"]) == 0
+    assert main(["grow", str(base), str(out), "-k", "2", "--share", "1/2", "--quiet"]) == 0
     assert (out / "config.json").exists()
 
 
@@ -435,11 +435,11 @@ def test_growing_again_draws_other_noise_for_the_same_seed(base, tmp_path):
 def test_a_base_may_be_renamed_but_not_reconfigured(base, wide, tmp_path, capsys):
     copy = tmp_path / "another name"
     shutil.copytree(base, copy)
-    assert main(["check", str(copy), str(wide), "--bytes", "--quiet"]) == 0
+    assert main(["check", str(wide), "--base", str(copy), "--levels", "bytes", "--quiet"]) == 0
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.01}))
     capsys.readouterr()
-    assert main(["check", str(copy), str(wide), "--quiet"]) == 1
+    assert main(["check", str(wide), "--base", str(copy), "--quiet"]) == 1
     said = capsys.readouterr().out
     assert "bytes   FAILS" in said
     assert "config.json: rms_norm_eps" in said
@@ -453,7 +453,7 @@ def test_running_a_finished_command_again_is_no_error(base, wide, capsys):
 
 
 def test_a_moved_partial_directory_is_finished_where_it_lies(base, tmp_path, monkeypatch):
-    assert main(["grow", str(base), str(tmp_path / "a"), "-k", "2", "--worker", "0/3", "--quiet"]) == 0
+    assert main(["grow", str(base), str(tmp_path / "a"), "-k", "2", "--share", "0/3", "--quiet"]) == 0
     (tmp_path / "in").mkdir()
     (tmp_path / "a.partial").rename(tmp_path / "in" / "b.partial")
     monkeypatch.chdir(tmp_path / "in")

@@ -47,7 +47,7 @@ def sentence_model(folder, kinds=KINDS, width="word_embedding_dimension"):
 
 
 def widened(folder, out, *more):
-    return main(["grow", str(folder), str(out), "-k", "2", "--quiet", "--workers", "1", *more])
+    return main(["grow", str(folder), str(out), "-k", "2", "--quiet", "--threads", "1", *more])
 
 
 def encoded(folder):
@@ -64,7 +64,7 @@ def test_widths_inside_of_modules_grow_and_sentences_stay(tmp_path):
     told = json.loads((out / "2_Dense" / "config.json").read_text())
     assert (told["in_features"], told["out_features"]) == (64, 12)
     assert (out / "modules.json").read_bytes() == (base / "modules.json").read_bytes()
-    assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 0
+    assert main(["check", str(out), "--base", str(base), "--levels", "bytes", "--quiet"]) == 0
     assert main(["check", str(out), "--quiet"]) == 0
     old, new = (load_file(folder / "2_Dense" / "model.safetensors") for folder in (base, out))
     assert torch.equal(new["linear.bias"], old["linear.bias"])
@@ -73,7 +73,9 @@ def test_widths_inside_of_modules_grow_and_sentences_stay(tmp_path):
     dense = load_file(out / "2_Dense" / "model.safetensors")
     save_file({**dense, "linear.weight": dense["linear.weight"] * 2}, out / "2_Dense" / "model.safetensors")
     assert difference(encoded(out), encoded(base)) > 1e-3, "control: a weight that is not divided"
-    assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 1, "control: it is compared"
+    assert main(["check", str(out), "--base", str(base), "--levels", "bytes", "--quiet"]) == 1, (
+        "control: it is compared"
+    )
 
 
 @pytest.mark.parametrize("width", ["word_embedding_dimension", "embedding_dimension"])

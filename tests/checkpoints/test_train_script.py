@@ -44,7 +44,7 @@ def counting(rows: int, length: int) -> torch.Tensor:
 
 def test_automatic_noise_of_a_directory_is_recorded_checked_and_trained(base, tmp_path, capsys):
     wide = tmp_path / "wide"
-    command = ["upscale", str(base), str(wide), "-k", "2", "--noise", "auto=0.005", "--workers", "1"]
+    command = ["upscale", str(base), str(wide), "-k", "2", "--noise", "auto=0.005", "--threads", "1"]
     assert main(command) == 0
     said = capsys.readouterr()
     assert "choosing the noise by what it costs" in said.err
@@ -57,7 +57,7 @@ def test_automatic_noise_of_a_directory_is_recorded_checked_and_trained(base, tm
     assert f"**{losses['after']:.4g} after** it" in (wide / "README.md").read_text()
     assert noise["kind"] == "SignalNoise"
     assert noise["auto"]["found"] == pytest.approx(0.005, rel=0.2)
-    assert main(["check", str(base), str(wide), "--bytes"]) == 0
+    assert main(["check", str(wide), "--base", str(base), "--levels", "bytes"]) == 0
     capsys.readouterr()
     assert main(command) == 0
     assert "already complete" in capsys.readouterr().out
@@ -101,7 +101,7 @@ def test_a_batch_chooses_the_noise_too(tmp_path, base, capsys):
     batch = tmp_path / "batch.json"
     batch.write_text(json.dumps({"input_ids": counting(8, 12).tolist()}))
     command = [
-        "upscale", str(base), str(tmp_path / "wide"), "-k", "2", "--noise", "auto", "--batch", str(batch),
+        "upscale", str(base), str(tmp_path / "wide"), "-k", "2", "--noise", "auto", "--inputs", str(batch),
     ]  # fmt: skip
     assert main([*command, "--dtype", "bfloat16", "--quiet"]) == 0
     printed = capsys.readouterr().out

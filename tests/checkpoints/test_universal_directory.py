@@ -54,7 +54,7 @@ def base(tmp_path_factory):
 def test_weights_and_their_masters_grow_to_the_same_bits(base, tmp_path, capsys):
     """With noise: masters get that of the weights. Control: without state, nothing of DeepSpeed is carried, and a reason is given."""
     out = tmp_path / "wide"
-    given = [str(base), str(out), "-k", "2", "--noise", "t=0.1", "--no-loss", "--quiet", "--workers", "1"]
+    given = [str(base), str(out), "-k", "2", "--noise", "t=0.1", "--no-loss", "--quiet", "--threads", "1"]
     assert main(["upscale", *given]) == 0
     told = capsys.readouterr().out
     assert f"its state is in {TAG}" in told
@@ -66,13 +66,15 @@ def test_weights_and_their_masters_grow_to_the_same_bits(base, tmp_path, capsys)
     assert (out / "latest_universal").read_text() == TAG
     assert not (out / TAG / "zero" / "lm_head.weight").exists()
     assert main(["check", str(out)]) == 0
-    assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 0
+    assert main(["check", str(out), "--base", str(base), "--levels", "bytes", "--quiet"]) == 0
     moment = out / TAG / "zero" / "model.norm.weight" / "exp_avg.pt"
     raw = bytearray(moment.read_bytes())
     at = raw.index(torch.load(moment)["param"].numpy().tobytes())
     raw[at] ^= 1
     moment.write_bytes(raw)
-    assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 1, "control: one bit of a moment"
+    assert main(["check", str(out), "--base", str(base), "--levels", "bytes", "--quiet"]) == 1, (
+        "control: one bit of a moment"
+    )
 
 
 def test_without_a_universal_checkpoint_the_command_that_makes_one_is_told(base, tmp_path, capsys):

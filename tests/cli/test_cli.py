@@ -20,6 +20,7 @@ from mupscale.checkpoints.resume import check_same
 from mupscale.cli import demo
 from mupscale.cli import grow as grow
 from mupscale.cli.main import main, parser
+from mupscale.cli.options.plan import goal_of
 from mupscale.cli.options.verb import Parser
 from mupscale.families.config.goal import Goal
 from mupscale.families.loaded import Losses
@@ -113,6 +114,43 @@ def test_help_has_one_style_and_its_examples_can_be_typed(name):
     assert all(len(line) <= 120 for line in verb.format_help().splitlines())
 
 
+def test_the_help_of_upscale_fits_on_two_screens(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(VERBS["upscale"].format_help().splitlines()) <= 2 * 40
+
+
+@pytest.mark.parametrize(
+    ("parts", "to"),
+    [
+        ("--layers 8 --after 1,3 --hidden 96", "layers=8,after=1:3,hidden=96"),
+        ("--vocab +64 --positions 512", "vocab=+64,positions=512"),
+        (
+            "--experts 8 --top-k 2 --expert-ffn 64 --into mixtral",
+            "experts=8,top_k=2,expert_ffn=64,into=mixtral",
+        ),
+        ("--layers 8 --to heads=6", "layers=8,heads=6"),
+    ],
+)
+def test_options_of_parts_say_what_one_text_says(parts, to):
+    chosen = parser().parse_args(shlex.split(f"plan base -k ffn=2 {parts}"))
+    assert goal_of(chosen) == Goal.parse("ffn=2", to)
+
+
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        ("grow a b -k 2 --workers 2", "--threads"),
+        ("upscale a b -k 2 --worker 0/2", "--share"),
+        ("upscale a b -k 2 --batch x.json", "--inputs"),
+        ("check a --base b --bytes", "--levels"),
+    ],
+)
+def test_an_option_of_an_earlier_version_is_named_with_its_new_name(words, now, capsys):
+    with pytest.raises(SystemExit):
+        main(shlex.split(words))
+    assert f" {now}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("verb", "kept"), [("upscale", True), ("tune", True), ("demo", False), ("check", False)]
 )
@@ -123,7 +161,7 @@ def test_an_interrupt_says_whether_the_same_command_goes_on(verb, kept, monkeypa
     words = {
         "upscale": "upscale base wide -k 2",
         "tune": "tune sound.py --width 8 -k 2 --steps 4",
-        "check": "check base wide",
+        "check": "check wide --base base",
     }.get(verb, verb)
     chosen = parser().parse_args(shlex.split(words))
     chosen.run = stop

@@ -85,7 +85,7 @@ def test_declarations_are_recorded_and_checked_again(base, tmp_path, capsys):
     assert f"--declare {file}" in capsys.readouterr().out, "the next command repeats it"
     kept = json.loads(json.loads((out / "mupscale.json").read_text())["request"]["declared"])
     assert {key: kept[key] for key in told} == told
-    assert main(["check", str(base), str(out), "--quiet"]) == 0
+    assert main(["check", str(out), "--base", str(base), "--quiet"]) == 0
 
 
 @pytest.mark.usefixtures("planned_here")

@@ -54,7 +54,7 @@ def test_memory_is_that_of_the_wide_model(make, layers, tmp_path, monkeypatch):
 
     monkeypatch.setattr(grow_checkpoint, "check_memory", refuse_second)
     given = [str(tmp_path / "base"), str(tmp_path / "wide"), "--to", "layers=4", "--noise", "auto", "--quiet"]
-    assert main(["upscale", *given, "--batch", str(tmp_path / "batch.json")]) == 2
+    assert main(["upscale", *given, "--inputs", str(tmp_path / "batch.json")]) == 2
     wide = 4 * sum(parameter.numel() for parameter in make(**{layers: 4}).parameters())
     assert asked == [wide, 2 * wide]
     assert not (tmp_path / "wide").exists()

@@ -120,7 +120,7 @@ def test_a_fold_that_is_right_at_one_size_only_is_found_out(large):
 def test_a_directory_grows_by_zeros_and_loads_in_the_stock_class(tmp_path):
     base, ends = saved(tmp_path / "base"), (tmp_path / "base", tmp_path / "wide")
     assert cli("grow", *ends, "-k ffn=2 --to hidden=48,heads=6,kv_heads=3 --quiet") == 0
-    assert cli("check", *ends, "--model") == 0
+    assert cli("check", ends[1], "--base", ends[0], "--levels", "bytes,layout,model") == 0
     wide = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "wide")
     assert (wide.config.hidden_size, wide.config.intermediate_size, wide.config.head_dim) == (48, 80, 8)
     words = torch.randint(0, 97, (2, 9))
@@ -280,7 +280,7 @@ def test_upscale_keeps_the_loss_of_the_base(tmp_path, capsys):
     words = torch.randint(0, 97, (2, 30), generator=torch.Generator().manual_seed(0))
     before = loss_of(base, words)
     assert abs(loss_of(tmp_path / "wide", words) - before) < 1e-6 * before
-    assert cli("check", *ends, "--layout --quiet") == 0
+    assert cli("check", ends[1], "--base", ends[0], "--levels layout --quiet") == 0
     stored = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "wide").state_dict()
     up, down = (stored[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("up", "down"))
     assert float(up[40:].abs().min()) > 0 == float(down[:, 40:].abs().max())

@@ -198,7 +198,7 @@ def test_a_sleeping_block_wakes_no_other(tmp_path, capsys):
 def test_a_directory_grows_deeper_and_loads_in_the_stock_class(tmp_path):
     base, ends = saved(tmp_path / "base"), (tmp_path / "base", tmp_path / "deep")
     assert cli("grow", *ends, "--to layers=4 --quiet") == 0
-    assert cli("check", *ends, "--model") == 0
+    assert cli("check", ends[1], "--base", ends[0], "--levels", "bytes,layout,model") == 0
     deep = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "deep")
     words = torch.randint(0, 97, (2, 9))
     with torch.no_grad():

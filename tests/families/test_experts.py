@@ -241,7 +241,7 @@ def test_a_goal_that_is_not_whole_is_refused(text):
 def test_a_directory_gets_experts_and_loads_in_the_stock_class(tmp_path, kind, more):
     base, ends = saved(tmp_path / "base", kind.capitalize()), (tmp_path / "base", tmp_path / "wide")
     assert cli("grow", *ends, f"--to {GOAL} {more} --quiet") == 0
-    assert cli("check", *ends, "--model") == 0
+    assert cli("check", ends[1], "--base", ends[0], "--levels", "bytes,layout,model") == 0
     wide, told = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "wide", output_loading_info=True
     )
@@ -259,7 +259,7 @@ def test_a_directory_gets_experts_and_loads_in_the_stock_class(tmp_path, kind, m
 def test_a_directory_of_copies_loads_in_the_stock_class_and_equals_the_live_bits(tmp_path):
     base, ends = saved(tmp_path / "base"), (tmp_path / "base", tmp_path / "wide")
     assert cli("upscale", *ends, f"--to {COPIES['llama']} --noise t=0.1 --no-loss --quiet") == 0
-    assert cli("check", *ends) == 0
+    assert cli("check", ends[1], "--base", ends[0]) == 0
     assert "new routers wake" in (tmp_path / "wide" / "README.md").read_text()
     found = family_plan(tmp_path / "base", to=COPIES["llama"])
     live: Any = mu.upscale(base, maker(found), mu.SignalNoise(0.1), plan=found.plan).model

@@ -110,7 +110,7 @@ def test_such_a_directory_grows_and_loads(tmp_path, capsys, case):
     _, name, _, told = CASES[case]
     assert main(["plan", str(base), "-k", "2"]) == 0
     assert told in capsys.readouterr().out
-    assert main(["grow", str(base), str(out), "-k", "2", "--workers", "1"]) == 0
+    assert main(["grow", str(base), str(out), "-k", "2", "--threads", "1"]) == 0
     assert told in capsys.readouterr().out
     (want, logits), (found, wide_logits) = outputs(base, name), outputs(out, name)
     assert (
@@ -122,7 +122,7 @@ def test_such_a_directory_grows_and_loads(tmp_path, capsys, case):
     _, said = loaded(out, name)
     assert said["missing_keys"] == loaded(base, name)[1]["missing_keys"]
     assert not said["unexpected_keys"], "what was left out is not written"
-    assert main(["check", str(base), str(out), "--quiet"]) == 0
+    assert main(["check", str(out), "--base", str(base), "--quiet"]) == 0
 
 
 def test_noise_passes_over_a_head_that_is_not_there(tmp_path):

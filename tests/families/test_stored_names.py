@@ -47,8 +47,8 @@ def test_a_mixture_of_experts_goes_through_the_stream_and_equals_the_live_path(t
     model = mixtral()
     model.save_pretrained(base)
     verb = ["grow"] if noise is None else ["upscale", "--noise", noise]
-    assert main([*verb, str(base), str(out), "-k", "2", "--quiet", "--workers", "1"]) == 0
-    assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 0
+    assert main([*verb, str(base), str(out), "-k", "2", "--quiet", "--threads", "1"]) == 0
+    assert main(["check", str(out), "--base", str(base), "--levels", "bytes", "--quiet"]) == 0
     plan, _ = read_plans(out)
     config = transformers.MixtralConfig.from_pretrained(out)
     make = lambda: transformers.MixtralForCausalLM(config)  # noqa: E731
@@ -82,7 +82,7 @@ def test_fused_rows_grow_under_their_own_names_and_equal_the_live_path(tmp_path)
     model.save_pretrained(base)
     options = ["-k", "2", "--noise", "t=0.2", "--quiet", "--shard-size", "50KB"]
     assert main(["upscale", str(base), str(out), *options]) == 0
-    assert main(["check", str(base), str(out), "--bytes", "--quiet"]) == 0
+    assert main(["check", str(out), "--base", str(base), "--levels", "bytes", "--quiet"]) == 0
     files = [load_file(file) for file in sorted(out.glob("*.safetensors"))]
     assert len(files) > 1
     fused = next(f[n] for f in files for n in f if n.endswith("layers.1.attn.Wqkv.weight"))
@@ -105,7 +105,7 @@ def test_a_prefix_left_off_and_tables_of_older_versions_are_no_hindrance(tmp_pat
     stored["h.0.attn.bias"] = torch.ones(1, 1, 32, 32)
     save_file(stored, base / "model.safetensors", metadata={"format": "pt"})
     assert (
-        main(["upscale", str(base), str(out), "-k", "2", "--noise", "t=0.1", "--quiet", "--workers", "1"])
+        main(["upscale", str(base), str(out), "-k", "2", "--noise", "t=0.1", "--quiet", "--threads", "1"])
         == 0
     )
     assert "wte.weight" in load_file(out / "model.safetensors")

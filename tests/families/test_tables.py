@@ -66,7 +66,7 @@ def test_a_directory_gets_words_and_loads_in_the_stock_class(tmp_path, capsys, t
     said = capsys.readouterr().out
     assert "new words: ids 97 to 160" in said
     assert "over all 161 words" in said
-    assert cli("check", *ends, "--model") == 0
+    assert cli("check", ends[1], "--base", ends[0], "--levels", "bytes,layout,model") == 0
     wide = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "wide").eval()
     assert wide.config.vocab_size == 161
     words = torch.randint(0, 97, (2, 9))
@@ -87,7 +87,7 @@ def test_noise_wakes_words_as_their_mean_and_files_equal_the_live_bits(tmp_path)
     base, ends = saved(tmp_path / "base"), (tmp_path / "base", tmp_path / "wide")
     to = "vocab=+64,hidden=48"
     assert cli("upscale", *ends, f"-k ffn=2 --to {to} --noise t=0.1 --no-loss --quiet") == 0
-    assert cli("check", *ends, "--bytes") == 0
+    assert cli("check", ends[1], "--base", ends[0], "--levels", "bytes") == 0
     family = family_plan(tmp_path / "base", "ffn=2", to=to)
     make = lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**family.wide_config))  # noqa: E731
     live = mu.upscale(base, make, mu.SignalNoise(0.1), plan=family.plan).model

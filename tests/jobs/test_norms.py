@@ -60,10 +60,10 @@ def test_workers_measure_every_norm_once_and_find_the_digits_of_one_process(base
     alone = len(measured)
     assert alone >= 15
     for worker in range(3):  # one after the other: the job is known to the second and third
-        assert upscale(base, tmp_path / "three", "--worker", f"{worker}/3") == 0
+        assert upscale(base, tmp_path / "three", "--share", f"{worker}/3") == 0
     assert len(measured) == 2 * alone
     assert sigmas(tmp_path / "three") == sigmas(tmp_path / "one")
-    assert upscale(base, tmp_path / "threads", "--workers", "2") == 0
+    assert upscale(base, tmp_path / "threads", "--threads", "2") == 0
     assert sigmas(tmp_path / "threads") == sigmas(tmp_path / "one")
     assert not [name for name in os.listdir(tmp_path / "one") if name.startswith("norms-")]
 

@@ -74,7 +74,7 @@ def test_the_help_of_every_verb_is_tested():
     assert {verb.strip() for verb in HELP} == {"", *verbs}
 
 
-@pytest.mark.parametrize("words", ["plan base -k 2", "check base wide", "demo --steps 1", "doctor"])
+@pytest.mark.parametrize("words", ["plan base -k 2", "check wide --base base", "demo --steps 1", "doctor"])
 def test_a_verb_that_works_imports_torch(words: str):
     """Control."""
     done = without_torch(command(words))

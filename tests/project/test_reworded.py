@@ -195,11 +195,23 @@ def test_the_ways_of_a_job_do_not_depend_on_words(tmp_path):
             grow(on=stop)
         found: list[object] = [sorted(path.name for path in folder.iterdir()), codes(lambda: grow(3))]
         found += [grow(), any(isinstance(event, Resumed) for event in seen), grow(), codes(lambda: grow(3))]
-        found.append(main(["check", str(tmp_path / "base"), str(folder / "wide"), "--bytes", "--quiet"]))
+        found.append(
+            main(
+                [
+                    "check",
+                    str(folder / "wide"),
+                    "--base",
+                    str(tmp_path / "base"),
+                    "--levels",
+                    "bytes",
+                    "--quiet",
+                ]
+            )
+        )
         weights = folder / "wide" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1] + b"x")
         found.append(main(["check", str(folder / "wide"), "--quiet"]))
-        found.append(main(["check", str(tmp_path / "base"), str(folder / "wide"), "--quiet"]))
+        found.append(main(["check", str(folder / "wide"), "--base", str(tmp_path / "base"), "--quiet"]))
         return found
 
     usual = ways(tmp_path / "usual")

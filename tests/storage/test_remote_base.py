@@ -192,7 +192,7 @@ def test_the_command_line_grows_a_trainer_checkpoint_from_a_store(store, tmp_pat
         assert main(["upscale", base, str(tmp_path / out), *words]) == 0, capsys.readouterr().err
     assert bytes_in(tmp_path / "far") == bytes_in(tmp_path / "near")
     assert (tmp_path / "far" / "optimizer.pt").exists()
-    assert main(["check", url, str(tmp_path / "far"), "--bytes", "--quiet"]) == 0
+    assert main(["check", str(tmp_path / "far"), "--base", url, "--levels", "bytes", "--quiet"]) == 0
     capsys.readouterr()
     assert main(["upscale", url, str(tmp_path / "auto"), "-k", "2", "--noise", "auto", "--quiet"]) == 2
     assert "[directory.not_on_this_machine]" in capsys.readouterr().err

@@ -219,7 +219,7 @@ def test_the_command_line_writes_to_a_store(store, tmp_path, capsys):
     assert stored(store, "out/line/") == near
     assert main(["upscale", str(tmp_path / "base"), outs[0], *words]) == 0
     assert "already complete" in capsys.readouterr().out
-    assert main(["check", str(tmp_path / "base"), outs[0], "--bytes", "--quiet"]) == 0
+    assert main(["check", outs[0], "--base", str(tmp_path / "base"), "--levels", "bytes", "--quiet"]) == 0
     assert main(["check", outs[0], "--quiet"]) == 0
     raw = bytearray(near["model.safetensors"])
     raw[-1] ^= 1

@@ -264,7 +264,7 @@ def test_a_directory_is_tuned_and_grown_by_the_recipe(base, text, study, tmp_pat
         "upscale", str(trained), str(tmp_path / "wide"), "-k", "2", "--recipe",
         str(tmp_path / "rising.json"),
     ]  # fmt: skip
-    assert main([*grow, "--batch", str(tmp_path / "batch.json"), "--quiet"]) == 0
+    assert main([*grow, "--inputs", str(tmp_path / "batch.json"), "--quiet"]) == 0
     told = capsys.readouterr().out
     assert f"lr={whole.lr:g} (at the reference)" in told
     about = json.loads((tmp_path / "wide" / "mupscale.json").read_text())

@@ -101,4 +101,4 @@ def test_a_directory_is_tuned_and_grown_by_its_recipe(tmp_path):
     grow = ["-k", str(recipe["k"]), "--recipe", str(study / "recipe.json")]
     said, _ = mupscale("upscale", str(base), str(out), *grow, "--optimizer", recipe["optimizer"])
     assert any(line.startswith("loss of") for line in said.splitlines())
-    assert mupscale("check", str(base), str(out))[0]
+    assert mupscale("check", str(out), "--base", str(base))[0]

@@ -243,7 +243,7 @@ def llama_in(folder):
     )  # fmt: skip
     base = transformers.LlamaForCausalLM(config)
     base.save_pretrained(folder / "base")
-    small = ["-k", "2", "--quiet", "--workers", "1"]
+    small = ["-k", "2", "--quiet", "--threads", "1"]
     assert main(["grow", str(folder / "base"), str(folder / "wide"), *small]) == 0
     plan, _ = read_plans(folder / "wide")
     return base, plan, small
@@ -268,7 +268,7 @@ def test_the_command_applies_a_recipe_to_a_directory(tmp_path, capsys):
     assert all(torch.equal(stored[name], named[name]) for name in stored)
     exact = load_file(tmp_path / "wide" / "model.safetensors")
     assert any(not torch.equal(stored[name], exact[name]) for name in stored), "control: there is noise"
-    assert main(["check", str(tmp_path / "base"), str(tmp_path / "noisy"), "--quiet"]) == 0
+    assert main(["check", str(tmp_path / "noisy"), "--base", str(tmp_path / "base"), "--quiet"]) == 0
     recipe_for().save(tmp_path / "other.json")
     other = [
         "upscale", str(tmp_path / "base"), str(tmp_path / "x"), *small, "--recipe",

@@ -184,7 +184,7 @@ def _planned_job(base: Base, out: Location, request: Request, options: Options, 
     on(Working(f"planning on a small copy of {directory.path}"))
     family = plan_growth(base, request, options.architecture)
     if options.batch is not None:
-        check_memory(4 * family.plan.parameters("wide"), "--batch")
+        check_memory(4 * family.plan.parameters("wide"), "--inputs")
     on(Planned(base, family, request, out))
     if request.wakes:
         _refuse_jump(family)

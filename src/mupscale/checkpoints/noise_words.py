@@ -17,7 +17,7 @@ WAKING = ("copied", 1.0)
 
 
 def parse_noise(text: str, steps: int | None = None) -> tuple[str, float]:
-    """What `--noise` says; the share of automatic noise follows from the steps of training that `--steps` announces.
+    """What `--noise` says; the share of automatic noise follows from the steps of training that `--train-steps` announces.
 
     >>> parse_noise("t=0.05"), parse_noise("auto"), parse_noise("auto", 1000)
     (('t', 0.05), ('auto', 0.05), ('auto', 0.25))
@@ -26,9 +26,9 @@ def parse_noise(text: str, steps: int | None = None) -> tuple[str, float]:
     """
     scheme, _, size = text.partition("=")
     if steps is not None and (text != AUTO or steps < 1):
-        what = f"--steps {steps}: expected a whole number, 1 or more"
+        what = f"--train-steps {steps}: expected a whole number, 1 or more"
         raise MupscaleError(
-            what if text == AUTO else f"--steps is for --noise auto, found --noise {text}",
+            what if text == AUTO else f"--train-steps is for --noise auto, found --noise {text}",
             code="option.below_one" if text == AUTO else "option.steps_need_auto",
         )
     if text == AUTO:

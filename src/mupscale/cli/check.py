@@ -32,7 +32,7 @@ _SHOWN = 20  # faults per level; a wrong plan has one per tensor
 
 
 def run(chosen: argparse.Namespace) -> int:
-    if chosen.wide is None:
+    if chosen.base is None:
         return _alone(chosen)
     about = read_about(chosen.wide)
     if about is None:
@@ -50,11 +50,10 @@ def run(chosen: argparse.Namespace) -> int:
         )
     base = Base(chosen.base)
     directory = base.directory
-    levels = [*(chosen.levels or ("bytes", "layout")), *(("model",) if chosen.model else ())]
     held = True
-    for level in dict.fromkeys(levels):
+    for level in chosen.levels or ("bytes", "layout"):
         if level == "bytes":
-            said, faults = _bytes(base, chosen.wide, about, chosen.workers, chosen.quiet)
+            said, faults = _bytes(base, chosen.wide, about, chosen.threads, chosen.quiet)
         elif level == "layout":
             working("planning again on a small copy", chosen)
             said, faults = _layout(directory, about)
@@ -79,19 +78,13 @@ def _print(level: str, said: str, faults: list[Fault]) -> None:
 
 def _alone(chosen: argparse.Namespace) -> int:
     """The files of a grown directory against the fingerprints that were stored when they were written."""
-    if chosen.levels or chosen.model:
+    if read_about(chosen.wide) is None:
         raise MupscaleError(
-            "bytes, layout and model compare with the base; write mupscale check BASE WIDE",
-            code="option.level_needs_base",
-        )
-    if read_about(chosen.base) is None:
-        raise MupscaleError(
-            f"{chosen.base} holds no {NAME}; name a directory that mupscale grow or mupscale upscale wrote, alone "
-            "or after the base that it was made from",
+            f"{chosen.wide} holds no {NAME}; name a directory that mupscale grow or mupscale upscale wrote",
             code="growth.record_missing",
         )
     with shown_progress("reading", chosen.quiet) as report:
-        faults = check_alone(chosen.base, report, chosen.workers)
+        faults = check_alone(chosen.wide, report, chosen.threads)
     _print(
         "files",
         "every file by the fingerprint or digest stored when it was written; the base was not read",

@@ -43,9 +43,9 @@ from .printing.working import working
 def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | None) -> int:
     options = Options(
         architecture=chosen.architecture,
-        batch=chosen.batch,
+        batch=chosen.inputs,
         measure=not chosen.no_loss,
-        threads=chosen.workers,
+        threads=chosen.threads,
         share=share,
         dry_run=chosen.dry_run,
     )
@@ -55,12 +55,12 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
     finally:
         printer.close()
     if grown.outcome == "already there":
-        check = shlex.join(["mupscale", "check", str(chosen.base), str(grown.out)])
+        check = shlex.join(["mupscale", "check", str(grown.out), "--base", str(chosen.base)])
         print(f"already complete: {grown.out}\nto prove it: {check}")
     elif grown.outcome == "dry run":
         print("\ndry run: nothing was written")
     elif grown.outcome == "share written":
-        print(f"share {chosen.worker} is done; the worker that finishes last moves {grown.out} into place")
+        print(f"share {chosen.share} is done; the worker that finishes last moves {grown.out} into place")
     else:
         assert grown.job is not None
         steps = next_steps(chosen.base, grown.out, grown.job, chosen.declare)

@@ -19,10 +19,11 @@ _RESUMED = ("grow", "upscale", "tune")
 _INTERRUPTED, _UNREAD = 130, 141  # a shell's exit status for a command ended by SIGINT or SIGPIPE
 _MORE = """\
 first steps:
-  mupscale demo                                      check the theorem in fifteen seconds
-  mupscale plan ./base -k 2                          show what would grow; nothing is written
-  mupscale upscale ./base ./wide -k 2 --noise auto   grow a Hugging Face directory
-  mupscale VERB --help                               show options and examples of a verb
+  mupscale demo                           check the theorem in fifteen seconds
+  mupscale plan ./base -k 2               show what would grow; nothing is written
+  mupscale upscale ./base ./wide -k 2     grow a Hugging Face directory, at the loss of the base
+  mupscale check ./wide --base ./base     prove what was written
+  mupscale VERB --help                    show options and examples of a verb
 
 exit status: 0 done and every check holds, 1 a check failed, 2 usage or a refused request"""
 

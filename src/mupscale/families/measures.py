@@ -68,7 +68,7 @@ def _random_tokens(model: Any) -> dict[str, Any]:
     named = inspect.signature(model.forward).parameters
     if not known or "input_ids" not in named or getattr(model.config, "is_encoder_decoder", False):
         raise MupscaleError(
-            f"{type(model).__name__} neither writes text nor reads text alone, so it needs a batch: --batch FILE",
+            f"{type(model).__name__} neither writes text nor reads text alone, so it needs a batch: --inputs FILE",
             code="data.batch_needed",
         )
     length = min(TOKENS, int(getattr(config, "max_position_embeddings", None) or TOKENS) // 2)

@@ -80,7 +80,7 @@ What that does to AdamW's constants since the reference:
 |---|---|---|---|
 {rows}
 
-{_evaluation(about)}Plan, reference, seed and the base's digests stand in `{NAME}`; `mupscale check <base> <this directory>` proves the bytes.
+{_evaluation(about)}Plan, reference, seed and the base's digests stand in `{NAME}`; `mupscale check <this directory> --base <base>` proves the bytes.
 {_differences(about)}"""
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from ...errors import MupscaleError
-from .verb import add_verb, location
+from .verb import add_threads, add_verb, check_threads, location
+
+LEVELS = ("bytes", "layout", "model")
+"""What may be compared with the base, in the order in which it is checked."""
 
 
 def add_to(verbs: Any) -> None:
@@ -17,50 +19,47 @@ def add_to(verbs: Any) -> None:
         "prove that a directory is the result of growing a base",
         "Level by level: bytes (every file, bit for bit, noise drawn again), layout (the plan found again and "
         "proved on a small copy, with optimizer steps), model (outputs and gradients of the real weights).",
-        examples=("./base ./wide", "./base ./wide --bytes --model", "./wide"),
+        examples=("./wide --base ./base", "./wide --base ./base --levels bytes,layout,model", "./wide"),
     )
+    verb.add_argument("wide", type=location, help="the directory that growing produced, here or at a URL")
     verb.add_argument(
-        "base",
+        "--base",
         type=location,
-        help="the directory that was grown, here or at a URL; alone, a result whose stored digests are compared",
+        metavar="DIR",
+        help="the directory that was grown, here or at a URL (default: none; the digests stored with the result are compared)",
     )
     verb.add_argument(
-        "wide", type=location, nargs="?", help="the directory that growing it produced, here or at a URL"
+        "--levels",
+        type=_levels,
+        metavar="A,B,…",
+        help="which of bytes, layout and model; model loads both models and does not apply to a result with noise "
+        "(default: bytes,layout)",
     )
-    verb.add_argument(
-        "--bytes",
-        dest="levels",
-        action="append_const",
-        const="bytes",
-        help="check bytes only (default: both)",
-    )
-    verb.add_argument(
-        "--layout",
-        dest="levels",
-        action="append_const",
-        const="layout",
-        help="check the layout only (default: both)",
-    )
-    verb.add_argument(
-        "--model",
-        action="store_true",
-        help="also load both models and compare outputs and gradients (not applicable to a result with noise)",
-    )
-    verb.add_argument(
-        "--workers",
-        type=int,
-        default=min(2, os.cpu_count() or 1),
-        metavar="N",
-        help="threads that make and compare bytes (default: %(default)s)",
-    )
+    add_threads(verb, "threads that make and compare bytes")
     verb.add_argument("--quiet", action="store_true", help="print no progress")
     verb.set_defaults(run=run)
 
 
+def _levels(text: str) -> tuple[str, ...]:
+    """Levels from a text with commas, in the order in which they are checked.
+
+    >>> _levels("model,bytes")
+    ('bytes', 'model')
+    """
+    named = [word.strip() for word in text.split(",")]
+    if unknown := [word for word in named if word not in LEVELS]:
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r} is no level; write {', '.join(LEVELS)} or some of them"
+        )
+    return tuple(level for level in LEVELS if level in named)
+
+
 def run(chosen: argparse.Namespace) -> int:
-    if chosen.workers < 1:
+    check_threads(chosen)
+    if chosen.base is None and chosen.levels is not None:
         raise MupscaleError(
-            f"--workers {chosen.workers}: expected a whole number, 1 or more", code="option.below_one"
+            "the levels compare with the base; write mupscale check WIDE --base BASE",
+            code="option.level_needs_base",
         )
     from .. import check
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
 from ...checkpoints.noise_words import DEFAULT_NOISE, READERS, WAKING, parse_noise
 from ...errors import MupscaleError
 from .plan import add_source, declared, goal_of
-from .verb import add_verb, location, path
+from .verb import add_threads, add_verb, check_threads, location, path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,96 +31,82 @@ def add_to(verbs: Any) -> None:
         ("grow", exact, f"{frees} {more}", kept),
         ("upscale", grown, f"{units} {more}", noisy),
     ):
-        verb = add_verb(verbs, name, text, about, examples=examples)
+        verb = add_verb(
+            verbs,
+            name,
+            text,
+            about,
+            examples=examples,
+            usage=f"mupscale {name} BASE OUT [-k K] [further options]",
+        )
         add_source(verb)
-        verb.add_argument("out", type=location, help="the directory to write, here or at s3://bucket/name")
+        verb.add_argument("out", type=location, help="the directory to write, here or at a URL")
         if name == "upscale":
-            verb.add_argument(
-                "--noise",
-                metavar="SIZE",
-                help="noise that parts copies, which raises the loss for a while: auto (the size at which the loss has risen by a twentieth of what was learned, or by what --steps allow; "
-                "auto=0.2 for a fifth), t=… "
-                "(relative to each weight's spectral norm), sigma=… (one reference constant for all tensors) or paired=… "
-                "(zero-sum over copies: the output moves by rounding only). Write auto where no size was tuned and the model fits "
-                f"into memory, else {DEFAULT_NOISE}. With --by units: copied (new units read what trained units read, and noise) or "
-                "random (default: copied, by units)",
-            )
-            verb.add_argument(
-                "--steps",
-                type=int,
-                metavar="N",
-                help="steps that the result will be trained for: --noise auto may cost a 4,000th of what was learned for each, and "
-                "at most all of it",
-            )
-            verb.add_argument(
-                "--recipe",
-                type=path,
-                metavar="FILE",
-                help="noise as mupscale tune found it, instead of --noise; a rise of the loss is measured as with --noise auto",
-            )
-            verb.add_argument(
-                "--seed", type=int, default=0, metavar="N", help="seed of the noise (default: 0)"
-            )
-            verb.add_argument(
-                "--batch",
-                type=path,
-                metavar="FILE",
-                help="inputs (safetensors or JSON, by argument name) whose loss is shown before and after noise, and by which "
-                "--noise auto and a recipe with a rise choose (default: text that the model itself writes)",
-            )
-            verb.add_argument(
-                "--no-loss",
-                action="store_true",
-                help="do not load base and result at the end to show the loss before and after noise",
-            )
+            _add_waking(verb)
         _add_writing(verb)
         verb.set_defaults(
             run=run,
             noise=None,
-            steps=None,
+            train_steps=None,
             recipe=None,
             seed=0,
-            batch=None,
+            inputs=None,
             no_loss=False,
             verb_name=name,
         )
 
 
+def _add_waking(verb: argparse.ArgumentParser) -> None:
+    """The options of `upscale` alone: how new units wake and copies part."""
+    waking = verb.add_argument_group("waking new units, or parting copies by noise")
+    waking.add_argument(
+        "--noise",
+        metavar="SIZE",
+        help="by units: copied (new units read what trained units read, and noise) or random (default: copied). By copies, "
+        "where the loss rises for a while: auto, auto=0.2, t=… (of each weight's spectral norm), sigma=… or paired=…; without a "
+        f"tuned size auto, or {DEFAULT_NOISE} where the model does not fit into memory",
+    )
+    waking.add_argument(
+        "--recipe", type=path, metavar="FILE", help="noise as mupscale tune found it, instead of --noise"
+    )
+    waking.add_argument(
+        "--train-steps",
+        type=int,
+        metavar="N",
+        help="steps that it will be trained for, for --noise auto",
+    )
+    waking.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the noise (default: 0)")
+    waking.add_argument(
+        "--inputs",
+        type=path,
+        metavar="FILE",
+        help="safetensors or JSON by argument name, for the loss (default: text that the model writes)",
+    )
+    waking.add_argument("--no-loss", action="store_true", help="measure no loss")
+
+
 def _add_writing(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--dtype", metavar="TYPE", help="dtype of the weights: float32, bfloat16, … (default: as stored)"
+    result = verb.add_argument_group("what is written")
+    result.add_argument("--dtype", metavar="TYPE", help="float32, bfloat16, … (default: as stored)")
+    result.add_argument(
+        "--shard-size", type=_bytes, metavar="SIZE", help="largest file, as 500MB (default: 5GB)"
     )
-    verb.add_argument(
-        "--no-state", action="store_true", help="do not carry the optimizer state stored with the weights"
-    )
-    verb.add_argument(
+    result.add_argument("--no-state", action="store_true", help="leave the optimizer state behind")
+    result.add_argument(
         "--optimizer",
         metavar="CLASS",
-        help="class of the optimizer that wrote that state, such as torch.optim.AdamW (default: read from the file)",
+        help="what wrote that state, such as torch.optim.AdamW (default: read from the file)",
     )
-    verb.add_argument(
-        "--shard-size",
-        type=_bytes,
-        metavar="SIZE",
-        help="bytes of the largest file, as 200kB, 500MB, 5GB or 1TB (default: 5GB)",
-    )
-    verb.add_argument(
-        "--workers",
-        type=int,
-        default=min(2, os.cpu_count() or 1),
-        metavar="N",
-        help="writer threads, about 20 MiB of memory each (default: %(default)s)",
-    )
-    verb.add_argument(
-        "--worker", metavar="I/N", help="do only share I (from 0) of N, for job arrays (default: all)"
-    )
-    verb.add_argument(
+    job = verb.add_argument_group("the job")
+    add_threads(job, "writer threads, 20 MiB each")
+    job.add_argument("--share", metavar="I/N", help="only share I (from 0) of N (default: all)")
+    job.add_argument(
         "--trust-base",
         action="store_true",
-        help="do not read the base once more before the result is published, to see whether it changed meanwhile; recorded in mupscale.json",
+        help="do not read the base again at the end, to see whether it changed; this is recorded",
     )
-    verb.add_argument("--dry-run", action="store_true", help="plan and check everything, write nothing")
-    verb.add_argument("--quiet", action="store_true", help="print no progress, no table and no next steps")
+    job.add_argument("--dry-run", action="store_true", help="plan and check everything, write nothing")
+    job.add_argument("--quiet", action="store_true", help="print no progress, no table and no next steps")
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -129,7 +114,7 @@ def run(chosen: argparse.Namespace) -> int:
     if _wakes(chosen):
         chosen.by = "units"
     goal = goal_of(chosen)
-    request, share = _request(chosen, goal), _share(chosen.worker)
+    request, share = _request(chosen, goal), _share(chosen.share)
     from .. import grow as grow
 
     return grow.run(chosen, request, share)
@@ -141,14 +126,14 @@ def _check(chosen: argparse.Namespace) -> None:
         raise MupscaleError(
             "--recipe sets the noise: give --noise or --recipe, not both", code="recipe.with_other_settings"
         )
-    if chosen.steps is not None and chosen.recipe is not None:
+    if chosen.train_steps is not None and chosen.recipe is not None:
         raise MupscaleError(
-            "--recipe sets the noise: leave out --steps, which is for --noise auto",
+            "--recipe sets the noise: leave out --train-steps, which is for --noise auto",
             code="recipe.with_other_settings",
         )
-    if chosen.steps is not None and chosen.noise is None:
+    if chosen.train_steps is not None and chosen.noise is None:
         raise MupscaleError(
-            "--steps is for --noise auto, and no --noise is given", code="option.steps_need_auto"
+            "--train-steps is for --noise auto, and no --noise is given", code="option.steps_need_auto"
         )
     if chosen.verb_name == "upscale" and chosen.by == "copies" and not (chosen.noise or chosen.recipe):
         raise MupscaleError(
@@ -157,19 +142,16 @@ def _check(chosen: argparse.Namespace) -> None:
             "  for new units, which need none, leave out --by; for the exact map without noise: mupscale grow",
             code="noise.not_given",
         )
-    if chosen.workers < 1:
-        raise MupscaleError(
-            f"--workers {chosen.workers}: expected a whole number, 1 or more", code="option.below_one"
-        )
+    check_threads(chosen)
     if chosen.noise is not None:
-        parse_noise(chosen.noise, chosen.steps)
+        parse_noise(chosen.noise, chosen.train_steps)
 
 
 def _wakes(chosen: argparse.Namespace) -> bool:
     """Whether new units are asked for, which `upscale` wakes: where nothing is said that parts copies."""
     if chosen.verb_name != "upscale" or chosen.recipe is not None or chosen.by == "copies":
         return False
-    return chosen.noise is None or parse_noise(chosen.noise, chosen.steps)[0] in READERS
+    return chosen.noise is None or parse_noise(chosen.noise, chosen.train_steps)[0] in READERS
 
 
 def _request(chosen: argparse.Namespace, goal: Goal) -> Request:
@@ -178,7 +160,7 @@ def _request(chosen: argparse.Namespace, goal: Goal) -> Request:
     waking = WAKING if _wakes(chosen) else None
     request = Request(
         goal,
-        noise=waking if chosen.noise is None else parse_noise(chosen.noise, chosen.steps),
+        noise=waking if chosen.noise is None else parse_noise(chosen.noise, chosen.train_steps),
         seed=chosen.seed,
         dtype=None if chosen.dtype is None else parse_dtype(chosen.dtype),
         shard_bytes=chosen.shard_size or SHARD_BYTES,
@@ -189,9 +171,9 @@ def _request(chosen: argparse.Namespace, goal: Goal) -> Request:
         trust_base=chosen.trust_base,
         declared=declared(chosen),
     )
-    if chosen.no_loss and chosen.batch is not None and request.rise is None:
+    if chosen.no_loss and chosen.inputs is not None and request.rise is None:
         raise MupscaleError(
-            "--batch is for the loss that --no-loss leaves out; give one of them",
+            "--inputs is for the loss that --no-loss leaves out; give one of them",
             code="option.batch_without_loss",
         )
     return request
@@ -212,7 +194,7 @@ def _share(text: str | None) -> tuple[int, int] | None:
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if found is None or not int(found[1]) < int(found[2]):
         raise MupscaleError(
-            f"--worker {text}: expected I/N with I from 0 to N-1, such as 0/8", code="option.not_a_share"
+            f"--share {text}: expected I/N with I from 0 to N-1, such as 0/8", code="option.not_a_share"
         )
     return int(found[1]), int(found[2])
 

@@ -17,7 +17,11 @@ def add_to(verbs: Any) -> None:
         "plan",
         "show what would grow, its size and its cost",
         "The layout is found and proved on a small copy; nothing is written.",
-        examples=("./base -k 2", "./base -k hidden=2,heads=2,ffn=4 --tensors"),
+        examples=(
+            "./base -k 2",
+            "./base --layers 8 --hidden 96 --heads 6",
+            "./base -k hidden=2,heads=2,ffn=4 --tensors",
+        ),
     )
     add_source(verb)
     verb.add_argument("--tensors", action="store_true", help="list every kind of tensor with its axes")
@@ -32,62 +36,94 @@ def add_source(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "base",
         type=location,
-        help="a Hugging Face directory with safetensors, here or at a URL: s3://bucket/model",
+        help="a Hugging Face directory, here or at a URL: s3://bucket/model",
     )
-    verb.add_argument(
-        "-k",
-        dest="multipliers",
-        metavar="K",
-        help="how many times wider, in whole numbers: 2 for every width, or hidden=2,heads=2,ffn=4,kv_heads=1, or "
-        "one tower of a model that reads text and images: text=2, vision=2; what is not named stays (default: 1 with --to)",
-    )
-    verb.add_argument(
-        "--to",
-        metavar="GOAL",
-        help="how deep: layers=8, or layers=8,after=1:3:5:7 for new blocks behind these blocks of the base; or how wide, at "
-        "any size: hidden=96,heads=6,kv_heads=3,ffn=264; or more words and positions: vocab=+64,positions=4096; or with how many "
-        "experts: experts=8,top_k=2,expert_ffn=64; what is new sleeps until noise wakes it (default: the base's sizes)",
-    )
-    verb.add_argument(
+    add_goal(verb.add_argument_group("what grows"))
+    how = verb.add_argument_group("how")
+    how.add_argument(
         "--by",
         choices=("copies", "units"),
-        help="copies: every unit is copied; units: new units, which are zero and have no effect until they wake, and copies only "
-        "where zeros are not possible (default: units for upscale without --noise and --recipe, else copies)",
+        help="new units, and copies only where zeros are not possible; or copies of every unit (default: units for upscale without "
+        "--noise and --recipe, else copies)",
     )
-    verb.add_argument(
-        "--into",
-        metavar="TYPE",
-        help="the model_type that holds the base and its new experts, such as granitemoeshared (default: the first that holds "
-        "the base's type)",
-    )
-    verb.add_argument(
-        "--export",
-        choices=("granite",),
-        help="granite: a Llama-like model as Granite, with its multiplier in the configuration (default: the base's own class)",
-    )
-    verb.add_argument(
+    how.add_argument(
         "--architecture",
         metavar="CLASS",
-        help="the class of transformers, as LlamaForCausalLM (default: the one that config.json names, or the usual one of "
-        "its model_type)",
+        help="such as LlamaForCausalLM (default: by config.json)",
     )
-    verb.add_argument(
+    how.add_argument(
+        "--export",
+        choices=("granite",),
+        help="write a Llama-like model as Granite",
+    )
+    how.add_argument(
         "--declare",
         type=path,
         metavar="FILE",
-        help="roles, layouts and folds of tensors, as JSON by pattern of their names; see docs/checkpoints.md (default: all "
-        "are found)",
+        help="roles, layouts and folds as JSON (default: found)",
+    )
+
+
+_GOALS = (
+    ("--layers", "N", "layers in all"),
+    (
+        "--after",
+        "I,J,…",
+        "new blocks go behind these (default: all blocks, then all again)",
+    ),
+    ("--hidden", "N", "size of the stream"),
+    ("--heads", "N", "query heads"),
+    ("--kv-heads", "N", "key and value heads"),
+    ("--head-dim", "N", None),
+    ("--ffn", "N", "size of the feed-forward layers"),
+    ("--vocab", "N", "words, or +64 for so many more"),
+    ("--positions", "N", "positions of a learned table"),
+    ("--experts", "N", "experts for a dense model"),
+    ("--top-k", "N", "experts of a token"),
+    ("--expert-ffn", "N", "size of an expert"),
+    (
+        "--into",
+        "TYPE",
+        "model_type of a dense model with experts",
+    ),
+)
+"""Options that name one part of the goal. The size of a head is known so that its refusal can say why it stays."""
+
+
+def add_goal(group: Any) -> None:
+    """What grows: a multiple of every width, or a size of each part."""
+    group.add_argument(
+        "-k",
+        dest="multipliers",
+        metavar="K",
+        help="how many times wider: 2, or hidden=2,heads=2,ffn=4; text=2 or vision=2 for one tower",
+    )
+    for name, metavar, text in _GOALS:
+        group.add_argument(name, metavar=metavar, help=argparse.SUPPRESS if text is None else text)
+    group.add_argument(
+        "--to",
+        metavar="GOAL",
+        help="all of these in one text: layers=8,hidden=96",
     )
 
 
 def goal_of(chosen: argparse.Namespace) -> Goal:
-    """What -k, --to and --into say together; without -k no width grows."""
-    if chosen.multipliers is None and chosen.to is None:
-        raise MupscaleError("say what grows: -k 2 for every width, or --to layers=8", code="goal.not_given")
-    to = chosen.to
-    if chosen.into is not None:
-        to = f"{to},into={chosen.into}" if to else f"into={chosen.into}"
-    return Goal.parse(chosen.multipliers or "1", to, chosen.by or "copies")
+    """What -k, --to and the options of single parts say together; without -k no width grows."""
+    said = [chosen.to] if chosen.to else []
+    for name, _, _ in _GOALS:
+        key = name.removeprefix("--").replace("-", "_")
+        value = getattr(chosen, key)
+        if value is not None:
+            said.append(f"{key}={value.replace(',', ':') if key == 'after' else value}")
+    if chosen.multipliers is None and not said:
+        raise MupscaleError("say what grows: -k 2 for every width, or --layers 8", code="goal.not_given")
+    goal = Goal.parse(chosen.multipliers or "1", ",".join(said) or None, chosen.by or "copies")
+    if not goal.grows:
+        raise MupscaleError(
+            "-k 1 keeps every width, and nothing else grows; write -k 2, or --layers 8",
+            code="goal.nothing_grows",
+        )
+    return goal
 
 
 def declared(chosen: argparse.Namespace) -> Declarations | None:

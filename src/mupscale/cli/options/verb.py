@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ...errors import MupscaleError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -43,6 +45,15 @@ def location(text: str) -> Location:
     from ...storage.location import location
 
     return location(text)
+
+
+_RENAMED = {
+    "--workers": "--threads",
+    "--worker": "--share",
+    "--batch": "--inputs",
+    "--steps": "--train-steps",
+} | dict.fromkeys(("--bytes", "--layout", "--model"), "--levels bytes,layout,model")
+"""Options of earlier versions, and what they are called now."""
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -95,6 +106,10 @@ class Parser(argparse.ArgumentParser):
         verbs = [verb for known in choices for verb in known]
         options = list(self._option_string_actions)
         for word in words:
+            now = _RENAMED.get(word.partition("=")[0], "")
+            if word not in options and now.partition(" ")[0] in options:
+                yield f"{word} is called {now} now"
+                continue
             near = get_close_matches(word, options if word.startswith("--") else verbs, n=1, cutoff=_ALIKE)
             known = word in verbs or any(option.startswith(word.partition("=")[0]) for option in options)
             if near and not known:
@@ -103,7 +118,9 @@ class Parser(argparse.ArgumentParser):
                 return  # the rest belongs to the verb
 
 
-def add_verb(verbs: Any, name: str, text: str, more: str = "", *, examples: tuple[str, ...]) -> Any:
+def add_verb(
+    verbs: Any, name: str, text: str, more: str = "", *, examples: tuple[str, ...], usage: str | None = None
+) -> Any:
     """The parser of a verb: `text` stands in the list of verbs, and with `more` at the top of its own help.
 
     >>> verbs = Parser(prog="mupscale").add_subparsers()
@@ -117,8 +134,29 @@ def add_verb(verbs: Any, name: str, text: str, more: str = "", *, examples: tupl
     verb: Parser = verbs.add_parser(
         name,
         help=text,
+        usage=usage,
+        allow_abbrev=False,
         description=fill(f"{text[0].upper()}{text[1:]}. {more}".strip(), _WIDTH),
         epilog=f"{'examples' if len(examples) > 1 else 'example'}:\n{lines}",
         formatter_class=Help,
     )
     return verb
+
+
+def add_threads(verb: argparse._ActionsContainer, what: str) -> None:
+    """`--threads`: at most two by default, because one thread already writes as fast as most disks."""
+    verb.add_argument(
+        "--threads",
+        type=int,
+        default=min(2, os.cpu_count() or 1),
+        metavar="N",
+        help=f"{what} (default: %(default)s)",
+    )
+
+
+def check_threads(chosen: argparse.Namespace) -> None:
+    """Raise for less than one thread."""
+    if chosen.threads < 1:
+        raise MupscaleError(
+            f"--threads {chosen.threads}: expected a whole number, 1 or more", code="option.below_one"
+        )

@@ -38,7 +38,7 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
             f"  {shlex.join(again)}",
             "",
         ]
-    check = f"  {shlex.join(['mupscale', 'check', str(base), str(out)])}"
+    check = f"  {shlex.join(['mupscale', 'check', str(out), '--base', str(base)])}"
     if isinstance(out, Url):
         return "\n".join([*lines, "To prove what was written:", check])
     stated = any(file.name == OPTIMIZER for file in job.files)

@@ -110,6 +110,15 @@ class Goal:
         """Whether any width is asked to grow."""
         return bool(self.to.sizes) or any(k != 1 for k in self.k.values())
 
+    @property
+    def grows(self) -> bool:
+        """Whether anything is asked to grow.
+
+        >>> Goal.parse(1).grows, Goal.parse(1, "layers=8").grows, Goal.parse("text=2").grows
+        (False, True, True)
+        """
+        return self.grows_width or self.to != NOTHING
+
     def size(self, width: str, now: int) -> int:
         """The size to which a width of `now` units goes."""
         return self.sizes.get(width, now * self.k.get(width, self.k.get(EVERY, 1)))
