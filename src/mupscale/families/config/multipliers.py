@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...errors import Fault, MupscaleError, raise_faults
+from ..steps import STEPS
 from .fields import WIDTHS
 
 Multipliers = Mapping[str, int]
@@ -108,9 +109,13 @@ class To(NamedTuple):
     """0 for as many as the base has."""
     experts: Experts | None = None
     """The experts of a model that has none."""
+    further: tuple[tuple[str, str], ...] = ()
+    """What is asked of other steps, by key, in alphabetical order."""
 
 
 _EXPERTS = ("experts", "top_k", "expert_ffn")
+_OWN = {*_EXPERTS, "into", "layers", "after", "vocab", "positions"}
+"""Keys of steps whose values are fields of `To`."""
 NOTHING = To(0)
 """No layers and no sizes."""
 
@@ -124,7 +129,7 @@ def parse_to(text: str) -> To:
     """What `--to` says.
 
     >>> parse_to("layers=3,after=0")
-    To(layers=3, after=(0,), sizes=(), vocab='', positions=0, experts=None)
+    To(layers=3, after=(0,), sizes=(), vocab='', positions=0, experts=None, further=())
     >>> parse_to("hidden=96,ffn=264").sizes, parse_to("vocab=+64").vocab
     ((('ffn', 264), ('hidden', 96)), '+64')
     >>> parse_to("experts=8,top_k=2,expert_ffn=64").experts
@@ -132,10 +137,8 @@ def parse_to(text: str) -> To:
     """
     pairs = [part.strip().partition("=") for part in text.split(",")]
     found = {key: value for key, _, value in pairs}
-    sizes = dict.fromkeys(SIZED, r"[1-9]\d{0,6}")
-    tables = {"vocab": r"\+?[1-9]\d{0,6}", "positions": r"[1-9]\d{0,8}"}
-    experts = {**dict.fromkeys(_EXPERTS, r"[1-9]\d{0,6}"), "into": r"[a-z]\w{0,60}"}
-    known = {"layers": r"[1-9]\d{0,4}", "after": r"\d{1,5}(:\d{1,5})*", **sizes, **tables, **experts}
+    asked = {key: form for step in STEPS for key, form in step.keys.items()}
+    known = dict.fromkeys(SIZED, r"[1-9]\d{0,6}") | asked
     wrong = [key for key, value in found.items() if not re.fullmatch(known.get(key, "(?!)"), value)]
     said = sum(key in found for key in _EXPERTS)
     alone = ("after" in found and "layers" not in found) or said in (1, 2) or ("into" in found and not said)
@@ -149,6 +152,7 @@ def parse_to(text: str) -> To:
         found.get("vocab", ""),
         int(found.get("positions", 0)),
         _experts(found) if said else None,
+        tuple((key, found[key]) for key in sorted(asked.keys() - _OWN) if key in found),
     )
 
 
