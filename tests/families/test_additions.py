@@ -88,7 +88,11 @@ def test_a_file_of_steps_is_a_direction_of_the_one_door(base, tmp_path, monkeypa
     (tmp_path / "steps" / "toy_types.py").write_text(STEP)
     invalidate_caches()
     monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path / "steps")])
-    rows = (room.STEPS[0], room.Asked("toy_types", {"types": r"[1-9]\d?"}), *room.STEPS[1:])
+    rows = (
+        room.STEPS[0],
+        room.Asked("toy_types", {"types": r"[1-9]\d?"}, "more types of tokens: types=4"),
+        *room.STEPS[1:],
+    )
     for user in (
         room,
         import_module("mupscale.families.config.multipliers"),
@@ -114,7 +118,7 @@ def test_a_file_of_steps_is_a_direction_of_the_one_door(base, tmp_path, monkeypa
     assert not table[2:].any()
     words = torch.arange(12).view(2, 6)
     torch.testing.assert_close(wide(words).logits, small(words).logits, rtol=1e-4, atol=1e-5)
-    assert "types" in (tmp_path / "wide" / "README.md").read_text()
+    assert "new types" in (tmp_path / "wide" / "README.md").read_text()
 
 
 class ToyConfig(transformers.CohereConfig):

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import MupscaleError
 from ...families.config.goal import Goal
+from ...families.config.multipliers import TO_HELP
 from ...families.types.declarations import Declarations, read_declarations
 from .verb import add_verb, location, path
 
@@ -44,9 +45,7 @@ def add_source(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--to",
         metavar="GOAL",
-        help="how deep: layers=8, or layers=8,after=1:3:5:7 for new blocks behind these blocks of the base; or how wide, at "
-        "any size: hidden=96,heads=6,kv_heads=3,ffn=264; or more words and positions: vocab=+64,positions=4096; or with how many "
-        "experts: experts=8,top_k=2,expert_ffn=64; what is new sleeps until noise wakes it (default: the base's sizes)",
+        help=f"{TO_HELP}; what is new sleeps until noise wakes it (default: the base's sizes)",
     )
     verb.add_argument(
         "--by",

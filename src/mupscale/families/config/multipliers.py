@@ -19,10 +19,10 @@ TOWERS = ("text", "vision")
 """Parts of a model that can grow alone; a configuration holds them as text_config and vision_config."""
 SIZED = (*WIDTHS, "head_dim")
 """Sizes that `--to` can name. The size of a head is one of them, so that the refusal can say why it stays."""
-_FORM = (
-    "--to layers=8, --to layers=8,after=1:3:5:7 for new blocks behind these, --to hidden=96,heads=6,ffn=264, --to vocab=+64, "
-    "--to positions=4096, or --to experts=8,top_k=2,expert_ffn=64"
+TO_HELP = "; ".join(
+    ("how wide, at any size: hidden=96,heads=6,kv_heads=3,ffn=264", *(step.help for step in reversed(STEPS)))
 )
+"""What `--to` may say."""
 
 
 def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
@@ -143,7 +143,7 @@ def parse_to(text: str) -> To:
     said = sum(key in found for key in _EXPERTS)
     alone = ("after" in found and "layers" not in found) or said in (1, 2) or ("into" in found and not said)
     if wrong or alone or len(found) != len(pairs):
-        raise MupscaleError(f"--to {text}: expected {_FORM}", code="goal.to_not_readable")
+        raise MupscaleError(f"--to {text}: expected {TO_HELP}", code="goal.to_not_readable")
     after = found.get("after")
     return To(
         int(found.get("layers", 0)),
