@@ -50,7 +50,7 @@ from harness.torchrun import CONTROLS, Curves, compared, finish
 WORDS, WIDTH, K, LENGTH, ROWS = 64, 32, 2, 16, 8
 STOP, END = 8, 16
 RATE, LEAST = 1e-2, 1e-3
-TIMEOUT = 300  # seconds for a case
+TIMEOUT = 1200  # seconds for a case, on machines that are shared
 CASES = {"plain": 1, "tied": 1, "distributed": 2, "tensor": 2}
 """How many ranks each has."""
 FSDP = "megatron.core.distributed.fsdp"

@@ -122,7 +122,7 @@ def test_the_help_of_upscale_fits_on_two_screens(monkeypatch):
 @pytest.mark.parametrize(
     ("parts", "to"),
     [
-        ("--layers 8 --after 1,3 --hidden 96", "layers=8,after=1:3,hidden=96"),
+        ("--layers 8 --after 1:3 --hidden 96", "layers=8,after=1:3,hidden=96"),
         ("--vocab +64 --positions 512", "vocab=+64,positions=512"),
         (
             "--experts 8 --top-k 2 --expert-ffn 64 --into mixtral",

@@ -26,8 +26,10 @@ from ..families.loaded import Losses, check_memory, choose_size, losses_with, st
 from ..families.process import plan_in_process, with_ways
 from ..families.record import JUMP, FamilyPlan
 from ..families.types.declarations import FORM
-from ..files.directory import Directory
+from ..files.dcp.metadata import METADATA
+from ..files.directory import CONFIG, Directory
 from ..files.floats import FLOATS
+from ..files.strict import printable
 from ..jobs.job import Job
 from ..jobs.worker import run_job, run_worker
 from ..noise.auto import AutoNoise, wrong_auto
@@ -37,6 +39,7 @@ from ..plans.plan import Plan
 from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T
 from ..runs.growth_record import read_about
 from ..storage.location import Location, absolute, location
+from ..storage.looking import exists
 from .about import check_record
 from .base import Base
 from .destination import check_free
@@ -57,12 +60,12 @@ from .events import (
 from .growth_job import job_of, record
 from .lost_noise import lost_to_rounding
 from .noise_words import AUTO
-from .other_formats import format_of, grow_other_format
 from .request import Request, parse_dtype
 from .resume import begun, is_done
 from .state.optimizer_state import has_state, state_left
 
 if TYPE_CHECKING:
+    from ..formats.format import Format
     from ..training.recipe import Recipe
 
 _DECLARED = frozenset(
@@ -371,26 +374,26 @@ def grow_checkpoint(
     >>> folder.cleanup()
     """
     path, target = location(base), location(out)
-    kind = format_of(path)
+    other = _other_format(path)
     faults = wrong_whole("seed", seed) + wrong_whole("threads", threads, least=1)
     if noise is not None and recipe is not None:
         what, remedy = "a recipe sets the noise, and noise is given too", "leave out one of them"
         faults.append(Fault("recipe.with_other_settings", "noise", what, remedy))
     goal = multipliers is not None or to is not None
-    if kind == "huggingface":
+    if other is None:
         faults += _without_plan(plan, goal)
     else:
-        others = {
+        options = {
             "by": by,
             "dtype": dtype,
             "with_state": not with_state,
             "batch_file": batch_file,
             "dry_run": dry_run,
         }
-        faults += _by_plan(goal or recipe is not None, [name for name, value in others.items() if value])
+        faults += _by_plan(goal or recipe is not None, [name for name, value in options.items() if value])
     raise_faults("the checkpoint cannot be grown like that", faults)
-    if kind != "huggingface":
-        if left := grow_other_format(kind, path, target, plan, noise, seed, optimizer_class):
+    if other is not None:
+        if left := other.grown(path, target, plan, noise, seed, optimizer_class):
             on(NotCarried(left))
         return Grown(target, "written")
     request = Request(
@@ -406,10 +409,27 @@ def grow_checkpoint(
         optimizer=optimizer_class,
         recipe=None if recipe is None else replace(recipe, tried=()),
     )
-    options = Options(
-        batch=None if batch_file is None else Path(batch_file), threads=threads, dry_run=dry_run
-    )
-    return grow_directory(path, target, request, options, on)
+    batch = None if batch_file is None else Path(batch_file)
+    return grow_directory(path, target, request, Options(batch=batch, threads=threads, dry_run=dry_run), on)
+
+
+def _other_format(base: Location) -> Format | None:
+    """The format of a checkpoint that is no Hugging Face directory. Such a directory may hold the state of other trainers too.
+
+    >>> _other_format(Path("nothing/here"))              # whoever reads the directory says what is missing
+    """
+    if exists(base / CONFIG):
+        return None
+    from ..formats.format import format_at
+
+    found = format_at(base)
+    if found is None and exists(base / METADATA):
+        what = "a checkpoint of torch.distributed, which grows while a wide job loads it"
+        fault = Fault(
+            "checkpoint.grows_while_loading", printable(str(base)), what, "call mu.load_grown_ in that job"
+        )
+        raise_faults("this checkpoint cannot be grown like that", [fault])
+    return found
 
 
 def _without_plan(plan: Plan | None, goal: bool) -> list[Fault]:

@@ -40,7 +40,8 @@ def _new_parts(request: Request) -> str:
     """What the base does not have and `--to` asked for, in words; "" for copies alone."""
     to = request.goal.to
     routed = "routers" if to.experts is not None and experts_are_copies(to.experts) else "experts"
-    asked = {"blocks": to.layers, routed: to.experts, "units": to.sizes, "words": to.vocab}
+    asked: dict[str, object] = {"blocks": to.layers, routed: to.experts, "units": to.sizes, "words": to.vocab}
+    asked |= dict(to.further)
     return " and ".join(name for name, value in asked.items() if value)
 
 

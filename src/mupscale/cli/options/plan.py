@@ -7,8 +7,9 @@ from typing import Any
 
 from ...errors import MupscaleError
 from ...families.config.goal import Goal
+from ...families.steps import STEPS
 from ...families.types.declarations import Declarations, read_declarations
-from .verb import add_verb, location, path
+from .verb import add_verb, location, option, path
 
 
 def add_to(verbs: Any) -> None:
@@ -64,30 +65,13 @@ def add_source(verb: argparse.ArgumentParser) -> None:
     )
 
 
-_GOALS = (
-    ("--layers", "N", "layers in all"),
-    (
-        "--after",
-        "I,J,…",
-        "new blocks go behind these (default: all blocks, then all again)",
-    ),
-    ("--hidden", "N", "size of the stream"),
-    ("--heads", "N", "query heads"),
-    ("--kv-heads", "N", "key and value heads"),
-    ("--head-dim", "N", None),
-    ("--ffn", "N", "size of the feed-forward layers"),
-    ("--vocab", "N", "words, or +64 for so many more"),
-    ("--positions", "N", "positions of a learned table"),
-    ("--experts", "N", "experts for a dense model"),
-    ("--top-k", "N", "experts of a token"),
-    ("--expert-ffn", "N", "size of an expert"),
-    (
-        "--into",
-        "TYPE",
-        "model_type of a dense model with experts",
-    ),
-)
-"""Options that name one part of the goal. The size of a head is known so that its refusal can say why it stays."""
+_SIZES = {
+    "hidden": "size of the stream",
+    "heads": "query heads",
+    "kv_heads": "key and value heads",
+    "ffn": "size of the feed-forward layers",
+    "head_dim": argparse.SUPPRESS,  # it cannot grow, which its refusal explains
+}
 
 
 def add_goal(group: Any) -> None:
@@ -98,8 +82,11 @@ def add_goal(group: Any) -> None:
         metavar="K",
         help="how many times wider: 2, or hidden=2,heads=2,ffn=4; text=2 or vision=2 for one tower",
     )
-    for name, metavar, text in _GOALS:
-        group.add_argument(name, metavar=metavar, help=argparse.SUPPRESS if text is None else text)
+    for name, text in _SIZES.items():
+        group.add_argument(option(name), metavar="N", help=text)
+    for step in reversed(STEPS):
+        for name, key in step.keys.items():
+            group.add_argument(option(name), metavar=key.metavar, help=key.help)
     group.add_argument(
         "--to",
         metavar="GOAL",
@@ -110,11 +97,9 @@ def add_goal(group: Any) -> None:
 def goal_of(chosen: argparse.Namespace) -> Goal:
     """What -k, --to and the options of single parts say together; without -k no width grows."""
     said = [chosen.to] if chosen.to else []
-    for name, _, _ in _GOALS:
-        key = name.removeprefix("--").replace("-", "_")
-        value = getattr(chosen, key)
-        if value is not None:
-            said.append(f"{key}={value.replace(',', ':') if key == 'after' else value}")
+    for name in (*_SIZES, *(key for step in STEPS for key in step.keys)):
+        value = getattr(chosen, name)
+        said += [] if value is None else [f"{name}={value}"]
     if chosen.multipliers is None and not said:
         raise MupscaleError("say what grows: -k 2 for every width, or --layers 8", code="goal.not_given")
     goal = Goal.parse(chosen.multipliers or "1", ",".join(said) or None, chosen.by or "copies")

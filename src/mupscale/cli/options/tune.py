@@ -12,7 +12,7 @@ from ...errors import Fault, raise_faults
 from ...rules.schemes import TUNED
 from ...studies.command import Command
 from ...studies.settings import Settings
-from .verb import add_verb
+from .verb import add_verb, option
 
 _HELP = {
     "width": "width of the proxy base, in units; 100 or more transfer best",
@@ -136,7 +136,7 @@ def _add_settings(verb: Any) -> None:
             text += f" (default: {value})"
         choices = tuple(TUNED) if name == "scheme" else None
         verb.add_argument(
-            _option(field.name),
+            option(field.name),
             dest=field.name,
             type=read,
             choices=choices,
@@ -163,17 +163,13 @@ def _words(chosen: argparse.Namespace, given: Mapping[str, Any]) -> dict[str, st
         if isinstance(value, bool):
             found[f"--no-{name.replace('_', '-')}"] = None
         elif name != "seed":
-            found[_option(name)] = (
+            found[option(name)] = (
                 ",".join(repr(v).removesuffix(".0") for v in value) if isinstance(value, list) else str(value)
             )
     others = {name: getattr(chosen, name) for name in ("data", "context", "batch", "device", "study")}
     return found | {
         f"--{name}": str(value) for name, value in others.items() if value not in (None, "mupscale")
     }
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
 
 
 def _faults(chosen: argparse.Namespace, given: Mapping[str, Any], directory: bool) -> list[Fault]:

@@ -160,3 +160,12 @@ def check_threads(chosen: argparse.Namespace) -> None:
         raise MupscaleError(
             f"--threads {chosen.threads}: expected a whole number, 1 or more", code="option.below_one"
         )
+
+
+def option(name: str) -> str:
+    """The option of a name in Python.
+
+    >>> option("kv_heads"), option("k")
+    ('--kv-heads', '-k')
+    """
+    return f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"

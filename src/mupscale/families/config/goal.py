@@ -98,6 +98,7 @@ class Goal:
         if experts is not None:
             said |= {"experts": experts.number, "top_k": experts.top_k, "expert_ffn": experts.ffn}
             said["into"] = experts.into
+        said |= dict(to.further)
         return ",".join(f"{key}={value}" for key, value in said.items() if value) or None
 
     @property
@@ -158,6 +159,7 @@ class Goal:
             "vocab": self.to.vocab,
             "positions": self.to.positions,
             **({} if self.to.experts is None else {"experts": list(self.to.experts)}),
+            **({"further": dict(self.to.further)} if self.to.further else {}),
             **({} if self.by == "copies" else {"by": self.by}),
         }
 
@@ -167,7 +169,16 @@ class Goal:
         sizes = tuple((str(width), int(size)) for width, size in sorted(entry["sizes"].items()))
         behind = None if after is None else tuple(map(int, after))
         experts = Experts(*entry["experts"]) if "experts" in entry else None
-        to = To(int(entry["layers"]), behind, sizes, str(entry["vocab"]), int(entry["positions"]), experts)
+        further = tuple((str(key), str(value)) for key, value in sorted(entry.get("further", {}).items()))
+        to = To(
+            int(entry["layers"]),
+            behind,
+            sizes,
+            str(entry["vocab"]),
+            int(entry["positions"]),
+            experts,
+            further,
+        )
         return Goal({str(width): int(k) for width, k in entry["k"].items()}, to, entry.get("by", "copies"))
 
 

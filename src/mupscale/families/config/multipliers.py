@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...errors import Fault, MupscaleError, raise_faults
+from ..steps import STEPS
 from .fields import WIDTHS
 
 Multipliers = Mapping[str, int]
@@ -18,9 +19,8 @@ TOWERS = ("text", "vision")
 """Parts of a model that can grow alone; a configuration holds them as text_config and vision_config."""
 SIZED = (*WIDTHS, "head_dim")
 """Sizes that `--to` can name. The size of a head is one of them, so that the refusal can say why it stays."""
-_FORM = (
-    "--to layers=8, --to layers=8,after=1:3:5:7 for new blocks behind these, --to hidden=96,heads=6,ffn=264, --to vocab=+64, "
-    "--to positions=4096, or --to experts=8,top_k=2,expert_ffn=64"
+_EXAMPLES = ", or ".join(
+    ("hidden=96,heads=6,kv_heads=3,ffn=264", *(step.example for step in reversed(STEPS)))
 )
 
 
@@ -108,9 +108,13 @@ class To(NamedTuple):
     """0 for as many as the base has."""
     experts: Experts | None = None
     """The experts of a model that has none."""
+    further: tuple[tuple[str, str], ...] = ()
+    """What is asked of other steps, by key, in alphabetical order."""
 
 
 _EXPERTS = ("experts", "top_k", "expert_ffn")
+_OWN = {*_EXPERTS, "into", "layers", "after", "vocab", "positions"}
+"""Keys of steps whose values are fields of `To`."""
 NOTHING = To(0)
 """No layers and no sizes."""
 
@@ -124,7 +128,7 @@ def parse_to(text: str) -> To:
     """What `--to` says.
 
     >>> parse_to("layers=3,after=0")
-    To(layers=3, after=(0,), sizes=(), vocab='', positions=0, experts=None)
+    To(layers=3, after=(0,), sizes=(), vocab='', positions=0, experts=None, further=())
     >>> parse_to("hidden=96,ffn=264").sizes, parse_to("vocab=+64").vocab
     ((('ffn', 264), ('hidden', 96)), '+64')
     >>> parse_to("experts=8,top_k=2,expert_ffn=64").experts
@@ -132,15 +136,13 @@ def parse_to(text: str) -> To:
     """
     pairs = [part.strip().partition("=") for part in text.split(",")]
     found = {key: value for key, _, value in pairs}
-    sizes = dict.fromkeys(SIZED, r"[1-9]\d{0,6}")
-    tables = {"vocab": r"\+?[1-9]\d{0,6}", "positions": r"[1-9]\d{0,8}"}
-    experts = {**dict.fromkeys(_EXPERTS, r"[1-9]\d{0,6}"), "into": r"[a-z]\w{0,60}"}
-    known = {"layers": r"[1-9]\d{0,4}", "after": r"\d{1,5}(:\d{1,5})*", **sizes, **tables, **experts}
+    asked = {name: key.form for step in STEPS for name, key in step.keys.items()}
+    known = dict.fromkeys(SIZED, r"[1-9]\d{0,6}") | asked
     wrong = [key for key, value in found.items() if not re.fullmatch(known.get(key, "(?!)"), value)]
     said = sum(key in found for key in _EXPERTS)
     alone = ("after" in found and "layers" not in found) or said in (1, 2) or ("into" in found and not said)
     if wrong or alone or len(found) != len(pairs):
-        raise MupscaleError(f"--to {text}: expected {_FORM}", code="goal.to_not_readable")
+        raise MupscaleError(f"--to {text}: expected {_EXAMPLES}", code="goal.to_not_readable")
     after = found.get("after")
     return To(
         int(found.get("layers", 0)),
@@ -149,6 +151,7 @@ def parse_to(text: str) -> To:
         found.get("vocab", ""),
         int(found.get("positions", 0)),
         _experts(found) if said else None,
+        tuple((key, found[key]) for key in sorted(asked.keys() - _OWN) if key in found),
     )
 
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
+from importlib import import_module
 
 from ...plans.plan import Plan
 from ...plans.tensor_plan import Powers
 from ..config.goal import Goal
 from ..copy.lift import Tensors
 from ..copy.trial import End
-from .depth import Blocks
-from .experts import Mixture, refuse_wider
-from .step import Chain
+from . import STEPS
+from .experts import refuse_wider
+from .step import Chain, Step
 from .width import Width
-from .words import Words
 
 
 def compose(start: End, goal: Goal) -> Chain:
@@ -36,8 +36,8 @@ def compose(start: End, goal: Goal) -> Chain:
     """
     refuse_wider(goal)
     chain = Chain(start)
-    for step_of in (Mixture.of, Words.of, Blocks.of):
-        step = step_of(chain.last, goal.to)
+    for asked in STEPS:
+        step: Step | None = import_module(f"{__package__}.{asked.file}").step_of(chain.last, goal.to)
         chain = chain if step is None else chain.then(step)
     return chain
 

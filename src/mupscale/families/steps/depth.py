@@ -172,11 +172,6 @@ class Blocks(Step):
 
     depth: Depth
 
-    @staticmethod
-    def of(start: End, to: To) -> Blocks | None:
-        """The blocks that a goal adds; None where it adds none."""
-        return Blocks(start, depth_of(as_data(start.config), to)) if to.layers else None
-
     @cached_property
     def end(self) -> End:
         return End(deepened(self.start.config, self.depth), self.start.cls)
@@ -212,6 +207,11 @@ class Blocks(Step):
         with lifted_casts():
             check_woken(done.base, done.wide, done.plan, done.loss, kind, _WIDTH)
         return worst
+
+
+def step_of(start: End, to: To) -> Blocks | None:
+    """The blocks that a goal adds; None where it adds none."""
+    return Blocks(start, depth_of(as_data(start.config), to)) if to.layers else None
 
 
 def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> None:

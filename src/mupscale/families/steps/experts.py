@@ -129,11 +129,6 @@ class Mixture(Step):
     target: Target
 
     @staticmethod
-    def of(start: End, to: To) -> Mixture | None:
-        """The experts that a goal adds; None where it adds none. Refused where no class holds the dense model exactly."""
-        return None if to.experts is None else Mixture.in_class(start, to.experts)
-
-    @staticmethod
     def in_class(start: End, experts: Experts) -> Mixture:
         return Mixture(start, experts, target_of(as_data(start.config), start.cls.__name__, experts))
 
@@ -155,6 +150,11 @@ class Mixture(Step):
         done.wake_()
         _check_woken(done)
         return worst
+
+
+def step_of(start: End, to: To) -> Mixture | None:
+    """The experts that a goal adds; None where it adds none. Refused where no class holds the dense model exactly."""
+    return None if to.experts is None else Mixture.in_class(start, to.experts)
 
 
 def _check_asleep(done: Trial) -> float:

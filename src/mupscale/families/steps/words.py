@@ -201,12 +201,6 @@ class Words(Step):
 
     more: list[More]
 
-    @staticmethod
-    def of(start: End, to: To) -> Words | None:
-        """The rows that a goal adds; None where it adds none."""
-        more = more_of(as_data(start.config), to)
-        return Words(start, more) if more else None
-
     @cached_property
     def end(self) -> End:
         return End(with_more(self.start.config, self.more), self.start.cls)
@@ -236,6 +230,12 @@ class Words(Step):
                 [Fault("family.rows_change_the_loss", found.where, what)],
             )
         return found.worst
+
+
+def step_of(start: End, to: To) -> Words | None:
+    """The rows that a goal adds; None where it adds none."""
+    more = more_of(as_data(start.config), to)
+    return Words(start, more) if more else None
 
 
 def _at(data: Mapping[str, Any], path: Path) -> Any:

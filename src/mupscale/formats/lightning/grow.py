@@ -14,21 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import Fault, MupscaleError
-from ..files.pickles.torch_file import map_leaves, read_tree
-from ..files.strict import os_errors, printable, raise_few
-from ..optimizers.carry import carry_optimizer, made
-from ..optimizers.identify import identify
-from ..optimizers.positions import CLAIM, named_orders
-from ..optimizers.read import Names, parts, read_positions
-from ..optimizers.write import write_positions
-from ..plans.direction import Direction
-from ..plans.plan import Plan
-from ..rules.optimizer_rule import OptimizerRule
-from ..rules.optimizers import rule_for
-from ..runs.growth_record import KEY, plans_in, record_in, record_of
-from ..runs.provenance import Growth, Provenance
-from ..training.grow.state_dicts import grow_state_dict
+from ...errors import Fault, MupscaleError
+from ...files.pickles.torch_file import map_leaves, read_tree
+from ...files.strict import os_errors, printable, raise_few
+from ...optimizers.carry import carry_optimizer, made
+from ...optimizers.identify import identify
+from ...optimizers.positions import CLAIM, named_orders
+from ...optimizers.read import Names, parts, read_positions
+from ...optimizers.write import write_positions
+from ...plans.direction import Direction
+from ...plans.plan import Plan
+from ...rules.optimizer_rule import OptimizerRule
+from ...rules.optimizers import rule_for
+from ...runs.growth_record import KEY, plans_in, record_in, record_of
+from ...runs.provenance import Growth, Provenance
+from ...training.grow.state_dicts import grow_state_dict
 
 _WEIGHTS, _STATES = "state_dict", "optimizer_states"
 

@@ -1,0 +1,24 @@
+"""Lightning: a checkpoint in one file, and how it grows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...storage.location import Location
+from ..format import Asked, Format
+
+
+def _is_at(place: Location) -> bool:
+    return isinstance(place, Path) and place.is_file()
+
+
+def _grow(asked: Asked) -> dict[str, str]:
+    from .grow import grow_lightning_checkpoint
+
+    classes = None if asked.optimizer_class is None else [asked.optimizer_class]
+    base, out = Path(str(asked.base)), Path(str(asked.out))
+    grow_lightning_checkpoint(base, out, plan=asked.plan, optimizer_classes=classes)
+    return {}
+
+
+FORMAT = Format("Lightning", _is_at, _grow, has_noise=False)
