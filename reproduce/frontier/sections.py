@@ -7,7 +7,7 @@ from textwrap import fill
 
 from . import exactness, midrun, new_units_tables, unseen
 from .book import Book, Seen, mid_run_contest, new_units_regret, regret
-from .new_units import BASE_RATE, METHODS
+from .new_units import METHODS
 from .noise_rule import RULES, regrets
 from .spec import Spec
 from .tables import figures
@@ -191,18 +191,20 @@ def _channels_of_the_mean(stored: list[Book]) -> str:
         if tuned is None:
             continue
         for name in METHODS:
-            half, whole = (book.unseen(f"{name}{unseen.CENTRED}{rate}") for rate in ("", BASE_RATE))
+            ruled, left = (book.unseen(f"{name}{unseen.CENTRED}{rest}") for rest in ("", unseen.GOES_ON))
             copied = book.unseen(name)
-            if half is not None and whole is not None and copied is not None:
-                told = cell(copied), cell(half), cell(whole), f"{_lost(book, whole.mean - tuned.mean)}"
+            if ruled is not None and left is not None and copied is not None:
+                told = cell(copied), cell(ruled), cell(left), f"{_lost(book, left.mean - tuned.mean)}"
                 rows.append(f"| {_unseen(book)}, {name} | {' | '.join(told)} |")
     if not rows:
         return ""
     return f"""
 The rows of the GPT-2 above grow its stream, which LayerNorm centres, by copies, as `grow(…, by="units")` does. `upscale` gives it
-new channels that carry the mean of the others. Nothing is tuned in either; the last column is against tuned copies.
+new channels that carry the mean of the others. The first two columns follow the same rule. In the third nothing is done after
+`upscale`: the schedule goes on at the base's rate, and the moments of what was there are kept. Nothing is tuned in any of them;
+the last column is the third against tuned copies.
 
-| | stream by copies, half the rate | new channels, half the rate | new channels, the base's rate | over tuned copies |
+| | stream by copies | new channels | new channels, nothing else done | over tuned copies |
 |---|---|---|---|---|
 {chr(10).join(rows)}
 """
