@@ -56,6 +56,10 @@ def _with_new_units(setting: Setting, base: mu.Run, spec: Spec, loss: Loss) -> m
     run = mu.upscale(base, make, noise, by="units", loss=loss, plan=plan, seed=spec.seed)
     if spec.state == "empty":
         run.optimizer.state.clear()
+    if spec.one_rate:
+        (rates,) = {(group["lr"], group["weight_decay"]) for group in base.optimizer.param_groups}
+        for group in run.optimizer.param_groups:
+            group["lr"], group["weight_decay"] = rates
     return run
 
 

@@ -17,6 +17,7 @@ from .spec import Method, Spec, State
 METHODS: Mapping[str, Method] = {"new units": "new_units", "copied readers": "copied_readers"}
 KEPT = ", moments kept"
 BASE_RATE = ", the base's rate"
+ONE_RATE = ", one for all tensors"
 PEERS: Mapping[str, Method] = {"HyperCloning": "tiling", "Net2Wider": "net2wider"}
 RATE = 0.5
 """The peak over that of the base: the best of a quarter, a half and one for finished bases."""
@@ -62,6 +63,7 @@ def mid_run_names(sizes: Sizes) -> tuple[str, ...]:
     near = (sizes.narrow, 3 * sizes.narrow // 2, TIMES * sizes.narrow)
     widths = [width for width in near if width % sizes.reference == 0]
     faster = tuple(f"{name}{BASE_RATE}" for name in METHODS if sizes.both_rates)
+    faster += tuple(f"{name}{BASE_RATE}{ONE_RATE}" for name in sizes.one_rate)
     return (*(f"{width} throughout" for width in widths), *METHODS, *faster)
 
 
@@ -82,7 +84,8 @@ def _runs(arms: list[Arm], sizes: Sizes) -> Iterator[Spec]:
 
 def untuned(grown: Spec, name: str, rate: float = RATE) -> Spec:
     """The run that an arm asks for, from one at the peak of the base."""
-    short = name.removesuffix(KEPT).removesuffix(BASE_RATE)
-    peak = 1.0 if name.endswith(BASE_RATE) else rate
-    state: State = "kept" if name.endswith(KEPT) else "empty"
-    return replace(grown, lr=peak * grown.lr, method=METHODS[short], state=state)
+    scaled = name.removesuffix(ONE_RATE)
+    short = scaled.removesuffix(KEPT).removesuffix(BASE_RATE)
+    peak = 1.0 if scaled.endswith(BASE_RATE) else rate
+    state: State = "kept" if scaled.endswith(KEPT) else "empty"
+    return replace(grown, lr=peak * grown.lr, method=METHODS[short], state=state, one_rate=scaled != name)

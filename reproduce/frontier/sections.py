@@ -7,7 +7,7 @@ from textwrap import fill
 
 from . import exactness, midrun, new_units_tables, unseen
 from .book import Book, Seen, mid_run_contest, new_units_regret, regret
-from .new_units import BASE_RATE, METHODS
+from .new_units import METHODS
 from .noise_rule import RULES, regrets
 from .spec import Spec
 from .tables import figures
@@ -54,7 +54,8 @@ _NEW_UNITS = (
     '`mu.upscale(…, by="units")` adds units that write nothing yet, so the loss does not change. Their readers are random (new '
     "units) or copies of trained readers with noise of their size (copied readers). Nothing is tuned: the peak is half of the "
     "base's and warmed up again, the optimizer begins empty, and all tensors keep the rates that they have at the base's "
-    "width. `upscale` itself leaves the moments of what was there, and `rewarm_(…, empty_state=True)` empties them; rows with "
+    "width, times the factor of a fold behind RMSNorm (2^(1/2) for what writes the stream and 2^(-1/2) for the gains, at twice the "
+    "width), which a row named one for all tensors goes without. `upscale` itself leaves the moments of what was there, and `rewarm_(…, empty_state=True)` empties them; rows with "
     "moments kept show what they are worth. Rows of finished bases are in the tables above. In mid-run every column has the "
     "same total FLOPs."
 )
@@ -187,23 +188,24 @@ def _channels_of_the_mean(stored: list[Book]) -> str:
     """Streams that LayerNorm centres, by both ways of growing them; "" while nothing is stored."""
     rows = []
     for book in (book for book in stored if book.sizes.centred):
-        tuned = book.unseen("tuned")
-        if tuned is None:
-            continue
-        for name in METHODS:
-            half, whole = (book.unseen(f"{name}{unseen.CENTRED}{rate}") for rate in ("", BASE_RATE))
-            copied = book.unseen(name)
-            if half is not None and whole is not None and copied is not None:
-                told = cell(copied), cell(half), cell(whole), f"{_lost(book, whole.mean - tuned.mean)}"
-                rows.append(f"| {_unseen(book)}, {name} | {' | '.join(told)} |")
+        tuned, copied = book.unseen("tuned"), book.unseen("copied readers")
+        left, ruled, flat = (book.unseen(name) for name in unseen.MEANS)
+        if tuned and copied and left and ruled and flat:
+            over = _lost(book, left.mean - tuned.mean)
+            rows.append(
+                f"| {_unseen(book)} | {' | '.join(map(cell, (copied, ruled, left, flat)))} | {over} |"
+            )
     if not rows:
         return ""
     return f"""
 The rows of the GPT-2 above grow its stream, which LayerNorm centres, by copies, as `grow(…, by="units")` does. `upscale` gives it
-new channels that carry the mean of the others. Nothing is tuned in either; the last column is against tuned copies.
+new channels that carry the mean of the others. Below both have copied readers. The first two columns follow the same rule. In the
+third nothing is done after `upscale`: the schedule goes on at the base's rate, and the moments of what was there are kept. The
+fourth is the third without the factor of the fold: all tensors have one rate. Nothing is tuned in any of them; the last column
+is the third against tuned copies.
 
-| | stream by copies, half the rate | new channels, half the rate | new channels, the base's rate | over tuned copies |
-|---|---|---|---|---|
+| | stream by copies | new channels | new channels, nothing else done | the same, one rate | the third over tuned copies |
+|---|---|---|---|---|---|
 {chr(10).join(rows)}
 """
 

@@ -61,6 +61,8 @@ class Sizes:
     """Whether new units on the first base are also run with the moments of what was there."""
     both_rates: bool = False
     """Whether new units in mid-run are also run at the peak of the base."""
+    one_rate: tuple[str, ...] = ()
+    """Readers of new units that in mid-run are also run at one rate for all tensors, without the factor of a fold."""
     stop: float = 1.0
     """The share of the remaining steps that the comparison of optimizer states takes."""
 
@@ -119,6 +121,7 @@ TEXT = Sizes(
     shares=(0.25,),
     extend=1,
     both_rates=True,
+    one_rate=("copied readers",),
     stop=0.02,
     cited_bases=(Finished(32, 1),),
     cited_exactness=False,

@@ -59,6 +59,8 @@ class Spec:
     """Whether the noise is the library's own choice, by its rule for the steps that follow; the result has its t."""
     centred: bool = False
     """Whether new channels of a stream that LayerNorm centres carry the mean of the others; else such a stream grows by copies."""
+    one_rate: bool = False
+    """Whether all tensors get the base's rate and decay; else a tensor that a fold has scaled has its rate in that unit."""
     stop: float = 1.0
     """The share of its steps after which the run ends; its schedule is that of the whole."""
 
@@ -99,6 +101,8 @@ class Spec:
             told.append(self.method)
         if self.centred:
             told.append("centred")
+        if self.one_rate:
+            told.append("one rate")
         if self.state != "carried":
             told.append(self.state)
         if self.stop != 1:

@@ -2,7 +2,9 @@
 
 The recipe of copies is the base's own rate, a quarter of the FLOPs, and noise by the library's rule for the steps that
 follow. Its tuned point is the best of the grid of noises, at the base's rate and at half and twice of it. New units grow
-after the same share at half of the base's rate; their tuned point is the best of a quarter, a half and one.
+after the same share at half of the base's rate; their tuned point is the best of a quarter, a half and one. Where LayerNorm
+centres the stream, its new channels carry the mean, by the same rule and as `upscale` leaves a run to which nothing is done: its
+schedule and its moments go on.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .choose import Arm, Known, best, runs_of, scratch, search
-from .new_units import BASE_RATE, METHODS, RATE, untuned
+from .new_units import METHODS, ONE_RATE, RATE, untuned
 from .sizes import Sizes
 from .spec import Spec
 
@@ -19,7 +21,9 @@ SHARE = 0.25
 NAMES = ("recipe", "tuned")
 TUNED = ", tuned"
 CENTRED = ", channels of the mean"
-MEANS = tuple(f"{name}{CENTRED}{rate}" for name in METHODS for rate in ("", BASE_RATE))
+GOES_ON = ", nothing else done"
+MEANS = tuple(f"copied readers{CENTRED}{rest}" for rest in (GOES_ON, "", f"{GOES_ON}{ONE_RATE}"))
+"""The rule, what nothing is done to, and that with one rate for all tensors; of the readers that are chosen."""
 NEW_UNITS = tuple(name + tuned for name in METHODS for tuned in ("", TUNED))
 
 
@@ -35,7 +39,11 @@ def arm(known: Known, sizes: Sizes, name: str) -> Arm:
     chosen = base.chosen
     if name in MEANS:
         grown = replace(chosen, width=sizes.wide, start=chosen, at=SHARE, centred=True)
-        return base.then(Arm((), untuned(grown, name.replace(CENTRED, ""))))
+        scaled = name.removesuffix(ONE_RATE)
+        short = scaled.removesuffix(GOES_ON)
+        ruled = untuned(grown, short.removesuffix(CENTRED))
+        carried = replace(ruled, lr=chosen.lr, state="carried", one_rate=scaled != name)
+        return base.then(Arm((), ruled if short == scaled else carried))
     if name in NEW_UNITS:
         grown = replace(chosen, width=sizes.wide, start=chosen, at=SHARE)
         factors = (RATE, 0.5 * RATE, 1.0) if name.endswith(TUNED) else (RATE,)

@@ -51,10 +51,11 @@ def base(tmp_path_factory):
     return folder
 
 
-def test_weights_and_their_masters_grow_to_the_same_bits(base, tmp_path, capsys):
-    """With noise: masters get that of the weights. Control: without state, nothing of DeepSpeed is carried, and a reason is given."""
+@pytest.mark.parametrize("noise", [["--noise", "t=0.1"], []], ids=["copies", "units"])
+def test_weights_and_their_masters_grow_to_the_same_bits(base, tmp_path, capsys, noise):
+    """Masters get what the weights get. Control: without state, nothing of DeepSpeed is carried, and a reason is given."""
     out = tmp_path / "wide"
-    given = [str(base), str(out), "-k", "2", "--noise", "t=0.1", "--no-loss", "--quiet", "--threads", "1"]
+    given = [str(base), str(out), "-k", "2", *noise, "--no-loss", "--quiet", "--threads", "1"]
     assert main(["upscale", *given]) == 0
     told = capsys.readouterr().out
     assert f"its state is in {TAG}" in told

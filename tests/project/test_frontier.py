@@ -21,9 +21,11 @@ from reproduce.frontier import (
     page,
     sunk,
     tables,
+    text,
     unseen,
 )
 from reproduce.frontier.book import NOT_RUN, Book, sunk_contest
+from reproduce.frontier.grow import grow
 from reproduce.frontier.sizes import HERE, SMOKE
 from reproduce.frontier.spec import Spec, spec_of
 from reproduce.frontier.task import made_up, task
@@ -273,6 +275,20 @@ def test_new_units_leave_the_loss_and_the_state_of_what_was_there(tmp_path, meth
     assert torch.equal(weights[1][:8, :8], weights[0])
     assert not weights[1][:8, 8:].any(), "old units do not read new ones yet"
     assert bool(weights[1][8:, :8].all()), "new units read what was there"
+
+
+def test_one_rate_for_all_tensors_leaves_out_the_factor_of_the_fold():
+    """Control: without it what writes the stream and the gains behind it have rates of their own."""
+    setting = text.task(text.made_up, 32, measured=1)
+    start = Spec(32, 10**9, 2**-6, 0)
+    spec = replace(start, width=64, start=start, at=0.5, method="copied_readers")
+    rates = []
+    for one in (True, False):
+        base = setting.fresh(32, start.lr, 0)
+        run = grow(setting, base, replace(spec, one_rate=one), 1, lambda model: setting.loss(model, 0, 0))
+        rates.append({group["lr"] for group in run.optimizer.param_groups})
+    assert rates[0] == {2**-6}
+    assert len(rates[1]) > 2
 
 
 def test_readers_are_ranked_case_by_case(known):

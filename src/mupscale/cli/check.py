@@ -145,7 +145,7 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
     seen = family.evidence
     said = (
         f"gradients of a small copy agree to {seen.worst_gradient:.0e}, {seen.steps} AdamW steps to "
-        f"{seen.worst_step:.0e} (without the new units {seen.control:.0e})"
+        f"{seen.worst_step:.0e} (with the base's rates and eps {seen.control:.0e})"
     )
     want = wide_config(family.wide_config, request.dtype)
     faults = [

@@ -43,7 +43,7 @@ def run(chosen: argparse.Namespace) -> int:
     holds = exact <= EXACT and control >= DIFFERENT
     print(
         f"widening an MLP: {'exact' if holds else 'NOT exact'} on this machine; losses differ by {exact:.0e}, "
-        f"without the new units by {control:.0e}"
+        f"with the base's rates and eps by {control:.0e}"
     )
     if chosen.device is not None:
         holds = _holds_on(chosen.device) and holds

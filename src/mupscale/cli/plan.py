@@ -220,7 +220,7 @@ def evidence(family: FamilyPlan) -> str:
     """The evidence for the plan."""
     seen = family.evidence
     how = "the registry and the search" if seen.source == "row" else "the search alone"
-    steps = f"; {seen.steps} AdamW steps to {seen.worst_step:.0e}, without the new units {seen.control:.0e}"
+    steps = f"; {seen.steps} AdamW steps to {seen.worst_step:.0e}, with the base's rates and eps {seen.control:.0e}"
     lines = [
         f"found by {how}, {seen.trials} tried on a copy of {seen.parameters:,} parameters in float64:",
         f"  gradients agree to {seen.worst_gradient:.0e}{steps if seen.steps else ''}",

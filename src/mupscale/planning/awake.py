@@ -25,14 +25,15 @@ they are read:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import hypot
 
 import torch
 from torch import Tensor, nn
 
-from ..models.names import named_tensors, pattern_of
-from ..noise.kinds import NewUnits
+from ..models.names import named_tensors, pattern_of, unwrap
+from ..noise.kinds import NewUnits, Noise
 from ..noise.resolve import resolve_noise
 from ..noise.where import exempt_of
 from ..plans.direction import Direction
@@ -81,12 +82,46 @@ def cut_for_waking(plan: Plan, base: nn.Module, wide: nn.Module, loss: Measured)
 
 
 @dataclass(frozen=True)
+class Woken:
+    """Three losses of one batch, and the sizes of new units that get no gradient at once and none after a step."""
+
+    base: float
+    asleep: float
+    awake: float
+    dead: Sizes
+
+    def moved(self, eps: float) -> bool:
+        """Whether waking moved the loss by more than rounding in numbers of this precision.
+
+        In float64 there is one bound for all. A coarser model is held to what it shows itself: between base and sleeping model
+        only rounding lies, and between the sleeping model and the woken one it is of that size.
+
+        >>> Woken(2.0, 2.0, 2.001, frozenset()).moved(2**-23), Woken(2.0, 2.001, 2.004, frozenset()).moved(2**-23)
+        (True, False)
+        """
+        if eps <= torch.finfo(torch.float64).eps:
+            return not loss_gap(self.asleep, self.awake) <= _TOLERANCE
+        rounding = 8 * abs(self.asleep - self.base) + 2 * eps * abs(self.asleep)
+        return not abs(self.awake - self.asleep) <= rounding
+
+
+def woken(plan: Plan, base: nn.Module, wide: nn.Module, loss: Measured, noise: Noise) -> Woken:
+    """What waking does to a sleeping wide model, which is written over."""
+    trial = _Trial(base, wide, loss, noise)
+    asleep = loss(wide, lambda value: False).value
+    trial.wake_(plan)
+    awake = loss(wide, lambda value: False).value
+    return Woken(trial.before.value, asleep, awake, trial.dead(plan))
+
+
+@dataclass(frozen=True)
 class _Trial:
-    """Two models on which plans are woken. Noise is drawn in float32 here, while `loss` computes in float64."""
+    """Two models on which plans are woken. Noise is drawn in float32 here, while `loss` may compute in float64."""
 
     base: nn.Module
     wide: nn.Module
     loss: Measured
+    noise: Noise = field(default_factory=NewUnits)
 
     @cached_property
     def before(self) -> Evaluated:
@@ -94,11 +129,16 @@ class _Trial:
 
     def gap(self, plan: Plan, only: Callable[[str], bool] = lambda name: True) -> float:
         """How far the loss moves when the tensors that are wanted wake."""
-        tensors = {name: tensor for name, _, tensor in named_tensors(self.base)}
-        noise = resolve_noise(tensors, NewUnits(), plan=plan, exempt=exempt_of(self.base, plan, "base"))
-        noise = replace(noise, tensors={name: one for name, one in noise.tensors.items() if only(name)})
-        fill_model_(self.wide, self.base, Direction(plan, noise=noise), in_place=True)
+        self.wake_(plan, only)
         return loss_gap(self.before.value, self.loss(self.wide, lambda value: False).value)
+
+    def wake_(self, plan: Plan, only: Callable[[str], bool] = lambda name: True) -> None:
+        """Write what the base becomes, with the noise of the tensors that are wanted, into the wide model."""
+        base = unwrap(self.base)
+        tensors = {name: tensor for name, _, tensor in named_tensors(base)}
+        noise = resolve_noise(tensors, self.noise, plan=plan, exempt=exempt_of(base, plan, "base"))
+        noise = replace(noise, tensors={name: one for name, one in noise.tensors.items() if only(name)})
+        fill_model_(self.wide, base, Direction(plan, noise=noise), in_place=True)
 
     def dead(self, plan: Plan) -> Sizes:
         """The sizes of new units that get no gradient at once and none after a step, in the wide model that was woken last.
@@ -109,7 +149,7 @@ class _Trial:
         quiet = {
             place for place in quiet if len(plan[place[0]].axes) > 1 and self._is_reached(plan, place[0])
         }
-        for _ in range(2):
+        for _ in range(2 if quiet else 0):
             grads = self.loss(self.wide, lambda value: True).grads
             quiet = {
                 (name, dim)
@@ -129,13 +169,18 @@ class _Trial:
     def _step_(self, grads: Mapping[str, Tensor | None]) -> None:
         tensors = {name: t for name, _, t in named_tensors(self.wide) if grads.get(name) is not None}
         weights, slopes = (
-            sum(float(t.square().sum()) for t in every) ** 0.5
+            hypot(*(float(torch.linalg.vector_norm(t, dtype=_summed(t.dtype))) for t in every))
             for every in (tensors.values(), [g for g in grads.values() if g is not None])
         )
         for name, tensor in tensors.items():
             grad = grads[name]
             assert grad is not None
             tensor -= _STEP * weights / slopes * grad
+
+
+def _summed(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which squares of a tensor are summed: in 16 bits they overflow."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _new(entry: TensorPlan, dim: int, grad: Tensor) -> Tensor:

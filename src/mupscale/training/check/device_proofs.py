@@ -131,7 +131,9 @@ def _adamw(device: torch.device, options: Mapping[str, bool]) -> tuple[str, bool
     dtype, allowed = (torch.float64, _EXACT) if _has_float64(device) else (torch.float32, _EXACT32)
     _, base, wide, broken = train(_STEPS, before=30, device=device, dtype=dtype, **options)
     exact, different = curve_gap(base, wide), curve_gap(base, broken)
-    found = f"losses differ by {exact:.0e} in {str(dtype)[6:]}, without the new units by {different:.0e}"
+    found = (
+        f"losses differ by {exact:.0e} in {str(dtype)[6:]}, with the base's rates and eps by {different:.0e}"
+    )
     return found, exact <= allowed and different >= DIFFERENT
 
 

@@ -29,6 +29,7 @@ from ..rates.schedules import begin_stage_, wrong_step_cost
 from .carry import carry, check_start
 from .left_behind import hand_over_
 from .prove import proved_plan
+from .woken import refuse_other_way
 
 
 def grow(
@@ -63,6 +64,7 @@ def grow(
     start = base if isinstance(base, Run) else Run(base)
     raise_faults("this schedule cannot be continued", wrong_step_cost(start.schedulers, step_cost))
     check_start(start)
+    refuse_other_way(None if by == "copies" else by, plan)  # a plan may be given without by=
     built = build(wide)
     chosen, proof = proved_plan(
         start.model, built, plan, measured_with(loss, example_inputs), prove, Ways(by), wide

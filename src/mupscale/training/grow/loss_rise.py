@@ -1,4 +1,4 @@
-"""The change of the loss due to noise: when to warn about a rise, and when it should not have moved at all.
+"""The rise of the loss due to noise, and when to warn about it.
 
 Works with two losses and a noise size only, wherever they were measured.
 """
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ...arguments import shown
-from ...errors import Fault, MupscaleError
+from ...errors import MupscaleError
 from ...noise.kinds import AddedNoise, Noise, PairedNoise, given_size
-from ...proofs.compare import tolerance_of
 from ...proofs.identity import Loss, keeping_buffers
 from ...proofs.modes import in_mode
 from ...tensors.random_states import forked
@@ -22,10 +21,6 @@ RISE, SHARE = 0.1, 0.1
 """A rise above the larger of 0.1 and a tenth of the base's loss is a jump. On a trained Llama (`benchmarks/noise_damage.py`)
 the default noise, t = 0.05, raises 1.85 by 0.06 and stays below; t = 0.1 raises it by 0.28 and is above. The floor of 0.1
 keeps a loss near zero, which noise easily multiplies, from warning at once."""
-
-
-_SMALL = 0.01
-"""A loss that is small because a model fits its batch: outputs near 1 in float32 move its square root by 1e-7."""
 
 
 def measured(loss: Loss, model: nn.Module, seed: int = 0) -> float:
@@ -57,26 +52,6 @@ def is_jump(before: float, after: float) -> bool:
     (True, False, True)
     """
     return not after - before <= largest_rise(before)
-
-
-def loss_moved(losses: dict[str, float] | None, wide: nn.Module, given: bool) -> list[Fault]:
-    """A fault if the loss moved by more than rounding although nothing that reads new units or copies has changed.
-
-    `given` says that the caller chose the plan. Losses below `_SMALL` are compared as if they were as large: the rounding of
-    outputs does not fall with the loss.
-    """
-    if losses is None:
-        return []
-    dtypes = {p.dtype for p in wide.parameters() if p.is_floating_point()}
-    tolerance = max((tolerance_of(dtype, None) for dtype in dtypes), default=0.0)
-    before, after = losses["before"], losses["after"]
-    if abs(after - before) <= tolerance * max(abs(before), _SMALL):
-        return []
-    what = f"it is {before:.6g} before and {after:.6g} after new units and split copies woke"
-    remedy = 'write by="copies", whose noise is chosen by the loss'
-    return [
-        Fault("growth.waking_moves_loss", "the loss", what, "leave out by= and plan=" if given else remedy)
-    ]
 
 
 def largest_rise(before: float) -> float:

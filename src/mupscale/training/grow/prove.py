@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, replace
 from math import prod
 from typing import Any
@@ -22,13 +23,16 @@ from ...errors import Fault, MupscaleError, NotExact, Undecided, raise_faults
 from ...models.build import Make
 from ...models.clone import copied, unhooked
 from ...models.device_map import refuse_other_device_map
-from ...models.dropout import dropout_needs
+from ...models.dropout import dropout_needs, without_dropout
 from ...models.fingerprint import changed_code
 from ...models.float64 import lifted_casts, prepare
 from ...models.names import named_tensors, unwrap
+from ...noise.kinds import Noise
+from ...planning.awake import woken
 from ...planning.declare import Declared
 from ...planning.facts.decided import why_undecided
 from ...planning.infer import find_plan, infer_plan, plan_of_shapes, proved_by
+from ...planning.search.not_found import Sizes
 from ...plans.attributes import (
     AttributeDifference,
     both_values,
@@ -42,12 +46,13 @@ from ...plans.gradient_hooks import has_hooks, refuse_hooks
 from ...plans.plan import Plan
 from ...plans.wide_model import fill_model_
 from ...proofs.compare import tolerance_of
-from ...proofs.identity import Loss
+from ...proofs.identity import Evaluated, Loss, evaluated
 from ...proofs.measuring import Measuring
 from ...proofs.modes import Modes, mode_needs
 from ...proofs.trial import Trial
 from ...rules.products import COPIES, Ways
 from ...runs.run import Run
+from .woken import moved_by_waking
 
 FLOAT64_BYTES = 2**28
 """Base and wide model of together up to 256 MiB in float64, 33 million numbers, are copied and measured in float64, in
@@ -64,11 +69,13 @@ def proved_plan(
     prove: bool,
     ways: Ways = COPIES,
     fresh: Make | None = None,
+    noise: Noise | None = None,
 ) -> tuple[Plan, dict[str, Any]]:
     """The plan to grow by, and the record of what proved it; raises if nothing does.
 
     `built` is the wide model without weights; it gets the base's settings that are not tensors. `ways` is how spaces grow
-    where no plan is given. `fresh` builds the wide model with weights, which are looked at where blocks are new.
+    where no plan is given. `fresh` builds the wide model with weights, which are looked at where blocks are new. `noise` is
+    what will wake new units or split copies, where waking should move no loss.
     """
     refuse_other_device_map(base, built)
     if plan is not None:
@@ -93,7 +100,7 @@ def proved_plan(
         record: dict[str, Any] = {"by": chosen.proof, **({"changed": changed} if changed else {})}
     else:
         try:
-            chosen, record = _measured_plan(base, built, plan, loss, ways, fresh)
+            chosen, record = _measured_plan(base, built, plan, loss, ways, fresh, noise)
         except NotExact as error:
             raise _with_differences(error, differences) from error.__cause__
     carried = {d.path: plain_value(d.base) for d in differences if d.kind == "carried"}
@@ -131,6 +138,7 @@ def _measured_plan(
     loss: Loss,
     ways: Ways,
     fresh: Make | None,
+    noise: Noise | None,
 ) -> tuple[Plan, dict[str, Any]]:
     """The given plan after it was measured, or the one that a search finds, and the record of the measurement."""
     small = _float64_bytes(base, built) <= FLOAT64_BYTES
@@ -144,7 +152,7 @@ def _measured_plan(
             _LOG.info("shapes do not decide the plan (%s); searching on copies in float64", error.claim)
     if chosen is not None:
         pair = _Pair(base, built, chosen, small, loss)
-        with lifted_casts(base) if small else unhooked(base):
+        with pair.computing():
             measured = pair.certificate()
         if measured.holds or plan is not None:
             measured.raise_if_broken()
@@ -154,12 +162,31 @@ def _measured_plan(
             before = (need for need in chosen.needs if need.kind not in ("train mode", "eval mode"))
             needs = dropout_needs(pair.dropout) | mode_needs(measured.modes)
             proved = proved_by(replace(chosen, needs=needs.union(before)), loss, unreached, base, built)
-            return proved, _record(proved, measured.dtype, measured.worst, 1, measured.modes)
+            unlearned = Sizes() if noise is None else _unlearned(pair, noise, given=plan is not None)
+            return proved, _record(proved, measured.dtype, measured.worst, 1, measured.modes, unlearned)
         _LOG.info("the plan that shapes suggest is not exact (%s); searching", measured.failure)
     found = find_plan(base, built, loss, Declared(), ways, fresh=fresh)
-    record = _record(found.plan, "float64", max(found.worst, found.gap), found.trials, found.modes)
-    sizes = [f"{before} -> {after}" for before, after in sorted(found.unlearned)]
-    return found.plan, {**record, **({"unlearned": sizes} if sizes else {})}
+    unlearned = found.unlearned
+    if noise is not None and ways.by != "units":  # such plans were woken while they were searched for
+        unlearned = _unlearned(_Pair(base, built, found.plan, small, loss), noise, given=ways.by == "padded")
+    worst = max(found.worst, found.gap)
+    return found.plan, _record(found.plan, "float64", worst, found.trials, found.modes, unlearned)
+
+
+def _unlearned(pair: _Pair, noise: Noise, given: bool) -> Sizes:
+    """The sizes whose new units do not learn, found by one step after waking them; raises if waking moves the loss."""
+    with pair.computing():
+        trial = pair.pair()
+    base, wide = trial.base.model, trial.wide.model
+
+    def measured(model: nn.Module, wanted: Callable[[float], bool]) -> Evaluated:
+        with pair.computing(), without_dropout(base, wide):
+            return evaluated(model, pair.loss, wanted)
+
+    seen = woken(pair.plan, base, wide, measured, noise)
+    if seen.moved(torch.finfo(pair.dtype).eps):
+        raise_faults("waking would change the loss", [moved_by_waking(seen.asleep, seen.awake, given)])
+    return seen.dead
 
 
 def _refuse_unproved(base: nn.Module, built: nn.Module, plan: Plan, prove: bool) -> None:
@@ -216,6 +243,10 @@ class _Pair(Measuring):
         super().__init__(loss=loss, dtype=dtype, tolerance=tolerance_of(dtype, None))
         self.base, self.built, self.plan, self.small = base, built, plan, small
 
+    def computing(self) -> AbstractContextManager[object]:
+        """What the models are computed in: casts to float64 for copies, and no hooks of the base's parameters otherwise."""
+        return lifted_casts(self.base) if self.small else unhooked(self.base)
+
     def pair(self) -> Trial:
         """The base, or a copy of it, and a wide model that holds its copies."""
         if self.small:
@@ -231,6 +262,11 @@ class _Pair(Measuring):
         return Run(prepare(base, unwrap(self.built))[0] if self.small else copied(base, hooks=False))
 
 
-def _record(plan: Plan, dtype: str, worst: float, trials: int, modes: Modes) -> dict[str, Any]:
+def _record(
+    plan: Plan, dtype: str, worst: float, trials: int, modes: Modes, unlearned: Sizes
+) -> dict[str, Any]:
     known = {name: asdict(mode) for name, mode in modes.items()}
-    return {"by": plan.proof, "dtype": dtype, "worst": worst, "trials": trials, "modes": known}
+    sizes = (
+        {"unlearned": [f"{before} -> {after}" for before, after in sorted(unlearned)]} if unlearned else {}
+    )
+    return {"by": plan.proof, "dtype": dtype, "worst": worst, "trials": trials, "modes": known, **sizes}

@@ -36,8 +36,9 @@ from ..recipe import Recipe, at_recipe, wrong_with_recipe
 from .auto_noise import ChosenNoise, choose_noise
 from .carry import carry, check_start
 from .left_behind import hand_over_
-from .loss_rise import is_jump, jump_message, less_of, loss_moved, measured
+from .loss_rise import is_jump, jump_message, less_of, measured
 from .prove import proved_plan
+from .woken import check_woken, refuse_other_way
 
 _LOG = logging.getLogger("mupscale")
 
@@ -105,9 +106,11 @@ def upscale(
         waking, lr = recipe.noise, recipe.lr if start.optimizers else None
     check_start(start)
     set_rates_ = new_rates(start, lr, peak_lr)
+    refuse_other_way(by, plan)
     built = build(wide)
+    wakes = waking if isinstance(waking, NewUnits | SplitNoise) else None
     chosen, proof = proved_plan(
-        start.model, built, plan, measured_with(loss, example_inputs), prove, ways, wide
+        start.model, built, plan, measured_with(loss, example_inputs), prove, ways, wide, wakes
     )
     if recipe is not None:
         start = at_recipe(recipe, start, chosen, rules)
@@ -118,13 +121,9 @@ def upscale(
     jumping = isinstance(waking, AutoNoise) and waking.may_jump
     less = "write AutoNoise(), which takes less" if jumping else less_of(sized)
     losses = None if loss is None else _losses(loss, start.model, grown.model, seed, choice, less)
-    if isinstance(waking, NewUnits | SplitNoise):
+    if wakes is not None:
         given = plan is not None or by == "padded"
-        raise_faults("waking would change the loss", loss_moved(losses, grown.model, given))
-        _warn_of_equal_copies(chosen, resolved)
-        if sizes := proof.get("unlearned"):
-            what = "get no gradient from this loss, so they will not learn"
-            warnings.warn(f"new units of {', '.join(sizes)} {what}", stacklevel=2)
+        check_woken(losses, grown.model, chosen, resolved, proof.get("unlearned", ()), given)
     _LOG.info("%s", _summary(chosen, losses))
     begin_stage_(grown.schedulers, step_cost)
     provenance = grown.provenance.noting(
@@ -228,26 +227,6 @@ def _summary(plan: Plan, losses: dict[str, float] | None) -> str:
     parts = parts or ["by new tensors"]
     after = "" if losses is None else f"; loss {losses['before']:.6g} before, {losses['after']:.6g} after"
     return f"grown {', '.join(parts)}{after}"
-
-
-def _warn_of_equal_copies(plan: Plan, noise: NoisePlan) -> None:
-    """Warn of sizes that grow by copies where no weight that reads them was split: such copies stay equal for ever."""
-    copied: set[tuple[int, int]] = set()
-    parted: set[tuple[int, int]] = set()
-    for name, entry in plan.tensors.items():
-        one = noise.tensors.get(name)
-        for dim, axis in enumerate(entry.axes):
-            if axis.k > 1 and axis.role is not None:
-                copied.add((axis.base, axis.wide))
-                if one is not None and (one.sigma is not None or one.split == dim):
-                    parted.add((axis.base, axis.wide))
-    if equal := sorted(copied - parted):
-        sizes = ", ".join(f"{base} -> {wide}" for base, wide in equal)
-        warnings.warn(
-            f"{sizes} grows by copies that nothing parts: they stay equal in training, and the width is not used; "
-            'write by="copies" and loss=, which chooses noise that parts them',
-            stacklevel=3,
-        )
 
 
 def _losses(

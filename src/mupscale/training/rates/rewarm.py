@@ -41,7 +41,8 @@ def rewarm_(
     after the run is grown. The rates of the run's optimizers are set in place.
 
     With `empty_state` the optimizers also begin with no moments, as new ones do. After growth by new units this was the better
-    start for an MLP; on text kept moments ended 0.004 nats lower. It is refused for optimizers that keep copies of the weights in their state.
+    start for an MLP. On text kept moments ended 0.003 to 0.004 nats lower with a quarter of the FLOPs, and level with as many
+    again. It is refused for optimizers that keep copies of the weights in their state.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 4)
