@@ -24,7 +24,7 @@ class LocalFile:
         self._descriptor = open_regular(path)
         status = os.fstat(self._descriptor)
         self.size = status.st_size
-        self.stamp = f"{status.st_size}:{status.st_mtime_ns}"
+        self.stamp = stamp_of(status)
         """What changes whenever the file does."""
 
     def __enter__(self) -> LocalFile:
@@ -36,6 +36,11 @@ class LocalFile:
     def read(self, offset: int, count: int) -> bytes:
         """The bytes at an offset, fewer at the end of the file."""
         return os.pread(self._descriptor, count, offset)
+
+
+def stamp_of(status: os.stat_result) -> str:
+    """What changes whenever a file of this machine does."""
+    return f"{status.st_size}:{status.st_mtime_ns}"
 
 
 def open_file(where: Location) -> LocalFile | RemoteFile:
