@@ -206,13 +206,14 @@ def about_text(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> 
     return json.dumps(about, indent=1, sort_keys=True) + "\n"
 
 
-def recorded(folder: Location, job: Job) -> tuple[dict[str, str], dict[str, str]]:
-    """The fingerprints of base files and of output files that `mupscale.json` holds."""
+def recorded(folder: Location, job: Job) -> tuple[dict[str, str], dict[str, str], str]:
+    """The fingerprints of base files and of output files that `mupscale.json` holds, and what its text should be with them."""
     raw = read_regular(folder / ABOUT, _LONGEST_RECORD)
     told = named(parse_json(raw, ABOUT, infinity=True, objects=_MOST_OBJECTS))
     with refuse_malformed(f"{ABOUT} has no fingerprints of files", "job.record_without_fingerprints"):
         base = {name: text(entry["digest"]) for name, entry in named(told["base"]["files"]).items()}
-        return base, {file.name: text(told["files"][file.name]["digest"]) for file in job.files}
+        output = {file.name: text(told["files"][file.name]["digest"]) for file in job.files}
+        return base, output, about_text(job, base, output)
 
 
 def read_carried(folder: Location, name: str) -> bytes:

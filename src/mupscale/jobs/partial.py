@@ -1,7 +1,8 @@
 """The output while it is being written: `<out>.partial`, which is renamed to `<out>` when it is complete.
 
-Until then it holds no config and no weight file under its final name, so nothing can load it as a model. Every
-step may be repeated or be done by two processes at once. Does not know how bytes are made.
+Until every byte is written it holds no weight file under its final name, and until all is read back no config, so nothing can
+load it as a model. Every step may be repeated or be done by two processes at once. Does not know how bytes are made; what
+has to be true before the last step is in `publish/publish.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..runs.growth_record import NAME as ABOUT
 from ..storage.location import Location
 from .bytes.durable import sync_data, sync_file, sync_path
 from .bytes.output_files import write_all
-from .digests import about_text, published, read_carried
+from .digests import about_text, published, read_carried, recorded
 from .job import Job, differences
 from .job_check import CONFIG, JOB, PARTIAL
 
@@ -79,7 +80,8 @@ def prepare(job: Job) -> bool:
             with suppress(OSError):  # made a moment ago, in the place of the one that was renamed
                 folder.rmdir()
             return True
-        _claim(job, folder, alone)
+        if half_published(job) is None:
+            _claim(job, folder, alone)
         for name in folders(job):
             (folder / name).mkdir(exist_ok=True)
     return False
@@ -106,6 +108,20 @@ def text_files(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> 
 def is_finished(job: Job) -> bool:
     """Whether the output exists under its final name and belongs to this job."""
     return is_complete(job.folder, job)
+
+
+def half_published(job: Job) -> tuple[dict[str, str], dict[str, str]] | None:
+    """The fingerprints of base and output, if a process ended after all was read back and before the directory was renamed.
+
+    The working job and journals may be gone by then.
+    """
+    folder = partial(job.folder)
+    if is_complete(folder, job):
+        with suppress(MupscaleError):
+            base, output, about = recorded(folder, job)
+            if read_regular(folder / ABOUT, _LONGEST_JOB) == about.encode():
+                return base, output
+    return None
 
 
 def finished_by_another(job: Job) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import Fault, MupscaleError
 from ..files.opened import open_file
 from ..files.places import torch_dtype
-from ..files.strict import Reason, os_errors, printable, read_regular, refuse_malformed
+from ..files.strict import Reason, os_errors, printable, read_regular
 from ..runs.growth_record import NAME as ABOUT
 from ..storage.location import Location, absolute, location
 from ..storage.looking import names_in
@@ -85,9 +85,7 @@ def check_alone(out: Location, report: Report | None = None, threads: int = 1) -
     check_threads(threads)
     try:
         job = replace(sound_job(read_regular(out / JOB, _LONGEST)), out=absolute(out))
-        base, stored = recorded(out, job)
-        with refuse_malformed(f"{ABOUT} has no fingerprints of files", "job.record_without_fingerprints"):
-            texts = about_text(job, base, stored)
+        _, stored, texts = recorded(out, job)
     except MupscaleError as error:
         return list(error.faults) or [Fault(error.code, JOB, error.claim)]
     faults = list(_sizes(job))

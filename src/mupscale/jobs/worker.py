@@ -25,9 +25,9 @@ from .job_check import check_job
 from .journal.entries import BaseStamp, BlockDone, StretchRead
 from .journal.journals import Journals, read_journals
 from .journal.writer import FileSink, JournalWriter
-from .partial import create, finished_by_another, is_finished, partial, prepare
+from .partial import create, finished_by_another, half_published, is_finished, partial, prepare
 from .progress import Count, Report
-from .publish.publish import half_published, publish
+from .publish.publish import publish
 from .same_base import base_fingerprints, output_fingerprints
 from .threads import check_threads, in_threads
 from .work_units import Block, WorkUnits

@@ -34,10 +34,9 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from ...errors import MupscaleError
 from ...runs.growth_record import NAME as ABOUT
 from ..bytes.durable import sync_path
-from ..digests import about_text, published, recorded
+from ..digests import published
 from ..job import Job
 from ..job_check import JOB, PARTIAL
 from ..partial import (
@@ -86,21 +85,6 @@ def publish(
                 _rename(job, folder)
                 return
     raise differs(folder)
-
-
-def half_published(job: Job) -> tuple[dict[str, str], dict[str, str]] | None:
-    """The fingerprints of base and output, if a process ended after all was read back and before the directory was renamed.
-
-    Some of the journals may be gone by then.
-    """
-    folder = partial(job.folder)
-    if not is_complete(folder, job):
-        return None
-    with suppress(MupscaleError):
-        base, output = recorded(folder, job)
-        if (folder / ABOUT).read_bytes() == about_text(job, base, output).encode():
-            return base, output
-    return None
 
 
 def _close(job: Job, folder: Path) -> None:
