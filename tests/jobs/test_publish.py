@@ -142,6 +142,7 @@ def test_a_late_write_of_another_attempt_reaches_no_published_file(base, want, t
         block = first_block(job)
         with OutputFiles(partial(job.folder), sink.descriptor) as late:
             file = late.file(block)
+            assert file is not None
             sink.close()
             assert open_elsewhere(partial(job.folder), WorkUnits(job)), (
                 "the file keeps the lock of the journal"
@@ -200,6 +201,23 @@ def test_a_process_that_dies_before_the_last_rename_leaves_what_is_read_again(
         else:
             run_job(job)
             assert bytes_in(job.folder) == want
+
+
+def test_a_process_that_dies_while_it_reads_back_may_lose_a_line_of_a_journal(
+    base, want, tmp_path, monkeypatch
+):
+    """The files have their final names by then, so a block that no journal names any more is journalled, not written."""
+    job = job_in(base, tmp_path / "wide")
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(
+            publish_module, "carried_files", lambda job: (_ for _ in ()).throw(KeyboardInterrupt())
+        )
+        run_job(job)
+    assert not list(partial(job.folder).glob("*.partial"))
+    journal = next(partial(job.folder).glob("journal-*"))
+    flip(journal, journal.stat().st_size // 2)
+    run_job(job)
+    assert bytes_in(job.folder) == want
 
 
 def test_what_cannot_be_read_back_is_made_again_and_a_disk_that_changes_bytes_is_refused(

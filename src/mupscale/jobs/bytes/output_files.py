@@ -39,6 +39,8 @@ _MOST_OPEN = 16  # output files; a worker writes them one after the other
 class OutputFiles:
     """Output files that are not finished, opened when they are needed, a few at a time.
 
+    A file that has its final name already is left alone: whoever gave it that name saw all of its blocks in journals, and it is
+    read back before it is published.
     `lock` is a descriptor of a locked file. The lock is held until the last of the output files is closed.
     """
 
@@ -60,16 +62,22 @@ class OutputFiles:
     def write(self, block: Block, raw: memoryview) -> None:
         """Write the bytes of a block; they may be changed again when this returns."""
         file = self.file(block)
-        for offset, part in block_runs(block, raw):
-            file.write(part, offset)
+        if file is not None:
+            for offset, part in block_runs(block, raw):
+                file.write(part, offset)
 
-    def file(self, block: Block) -> OutputFile:
-        """The file that a block belongs to, which its writer syncs."""
+    def file(self, block: Block) -> OutputFile | None:
+        """The file that a block belongs to, which its writer syncs; None if it has its final name."""
         name = block.move.target.file
         if name not in self._open:
             if len(self._open) >= _MOST_OPEN:
                 self._open.pop(next(iter(self._open))).close()
-            self._open[name] = OutputFile(self._folder / f"{name}{PARTIAL}")
+            try:
+                self._open[name] = OutputFile(self._folder / f"{name}{PARTIAL}")
+            except FileNotFoundError:
+                if os.path.lexists(self._folder / name):
+                    return None
+                raise
         return self._open[name]
 
 
