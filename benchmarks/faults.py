@@ -266,7 +266,7 @@ class Faults:
         shutil.copytree(self.base, base)
         job, threads = self.job(base=base), self.draw.choice((1, 2))
         first = self.units.blocks if number % 4 == 3 else self.draw.randrange(self.units.blocks)
-        with from_write(first, lambda before: before or os.kill(os.getpid(), signal.SIGSTOP)):
+        with from_write(first, stop_at_once):
             sleeper = fork(lambda: run_job(job, threads))
         if number % 4 == 3:
             time.sleep(self.draw.random() * 0.35)
@@ -369,6 +369,11 @@ def flip(path: Path, at: int, draw: random.Random) -> None:
         byte = file.read(1)[0]
         file.seek(at)
         file.write(bytes([byte ^ (1 << draw.randrange(8))]))
+
+
+def stop_at_once(before: int) -> None:
+    if before == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def disturb(path: Path, how: str, at: float) -> None:

@@ -14,7 +14,7 @@ from harness.llama_files import Llama, job_for, write_directory
 from harness.refusals import refusal
 from mupscale.files.directory import read_directory
 from mupscale.jobs import partial as partial_module
-from mupscale.jobs.bytes import blocks, output_files
+from mupscale.jobs.bytes import output_files
 from mupscale.jobs.bytes.output_files import OutputFile, OutputFiles
 from mupscale.jobs.job import Job
 from mupscale.jobs.job_check import JOB
@@ -232,7 +232,7 @@ def test_what_cannot_be_read_back_is_made_again_and_a_disk_that_changes_bytes_is
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return read(descriptor, rooms, offset)
 
-    monkeypatch.setattr(blocks.os, "preadv", failing)
+    monkeypatch.setattr(os, "preadv", failing)
     job = job_in(base, tmp_path / "wide")
     run_job(job)
     assert left == [0]
@@ -248,19 +248,19 @@ def test_what_cannot_be_read_back_is_made_again_and_a_disk_that_changes_bytes_is
 
 
 def test_a_file_that_changes_after_it_was_read_is_read_once_more(base, want, tmp_path, monkeypatch):
-    job, done = job_in(base, tmp_path / "wide"), []
-    carried = publish_module.carried_files
+    job, done = job_in(base, tmp_path / "wide"), [False]
+    carried = partial_module.carried_files
 
     def meanwhile(found: Job) -> Any:
-        if not done:
-            done.append(True)
+        if not done[0]:
+            done[0] = True
             block = first_block(job)
             flip(partial(job.folder) / block.move.target.file, block.offset + 5)
         return carried(found)
 
     monkeypatch.setattr(publish_module, "carried_files", meanwhile)
     run_job(job)
-    assert done
+    assert done == [True]
     assert bytes_in(job.folder) == want
 
 

@@ -14,7 +14,7 @@ from ...storage.looking import names_in
 from ..job_check import JOURNAL
 from .entries import BaseStamp, BlockDone, Entry, PartSent, StretchRead, read_lines
 
-LONGEST = 1 << 30  # bytes of a journal; bounds what a foreign object can fill memory with
+_LONGEST = 1 << 30  # bytes of a journal; bounds what a foreign object can fill memory with
 
 
 @dataclass
@@ -66,7 +66,7 @@ def read_journals(folder: Location, units: int) -> Journals:
 def _stored(folder: Location) -> Iterator[bytes]:
     if isinstance(folder, Url):
         names = [name for name in names_in(folder) if name.startswith(JOURNAL)]
-        yield from (read_regular(folder / name, LONGEST) for name in names)
+        yield from (read_regular(folder / name, _LONGEST) for name in names)
         return
     for path in sorted(folder.glob(f"{JOURNAL}*.log")):
         try:

@@ -70,10 +70,11 @@ class FileSink:
         with os_errors(self.path):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self.descriptor = os.open(self.path, flags, 0o644)
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (name := system()) is not None:
-                self._append(lines([Holds(name)]))
+            try:
+                self._append(lines(_held(self.descriptor)))
+            except BaseException:
+                os.close(self.descriptor)
+                raise
 
     def write(self, files: Collection[Synced], raw: bytes) -> None:
         for file in files:
@@ -88,6 +89,16 @@ class FileSink:
 
     def close(self) -> None:
         os.close(self.descriptor)
+
+
+def _held(descriptor: int) -> list[Entry]:
+    """Lock a journal; what it says of that."""
+    name = system()
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # a file system without locks
+        return []
+    return [] if name is None else [Holds(name)]
 
 
 class StoreSink:

@@ -26,10 +26,8 @@ import os
 import re
 from pathlib import Path
 
-from ...files.strict import read_regular
 from ..job_check import JOURNAL
 from ..journal.entries import Ended, Holds, lines
-from ..journal.journals import LONGEST
 from ..journal.writer import system
 from ..work_units import WorkUnits
 
@@ -54,7 +52,7 @@ def alive(folder: Path) -> set[Share]:
 
 
 def _has_ended(path: Path) -> bool:
-    raw = read_regular(path, LONGEST)
+    raw = path.read_bytes()
     if lines([Ended()]) in raw:
         return True
     name = system()
