@@ -62,6 +62,7 @@ class Shim:
         self._control.folder, self._control.port = str(folder).encode(), port
         _kept.append(self._control)
         ctypes.CDLL(None).shim_use(ctypes.c_void_p(ctypes.addressof(self._control)))
+        self.stop()
 
     def fail(self, call: str, at: int, how: str, lasting: int = 0) -> None:
         """From now on the call number `at` of a kind fails; with 1 all after it, with 2 every call after it of any kind."""
@@ -79,7 +80,7 @@ class Shim:
 
     def stop(self) -> None:
         """Let every call pass from now on, uncounted."""
-        self._control.armed, self._control.at = 0, 0
+        self._control.armed, self._control.call, self._control.lasting = 0, -1, 0
 
     @property
     def counts(self) -> dict[str, int]:

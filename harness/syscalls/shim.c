@@ -39,7 +39,7 @@ struct control {
   char folder[512], where[512];
 };
 enum { SHORT = -1, ZERO = -2 };
-enum { TRACKED = 1, DIRTY = 2, JOURNAL = 4 };
+enum { TRACKED = 1, DIRTY = 2, JOURNAL = 4, DIRECT = 8 };
 
 static struct control *control;
 static unsigned char seen[1 << 16];
@@ -57,10 +57,11 @@ static int below(const char *path) {
 
 static int tracked(int fd) { return control && control->armed && fd >= 0 && fd < (int)sizeof seen && (seen[fd] & TRACKED); }
 
-static void mark(int fd, const char *path) {
+static void mark(int fd, const char *path, int flags) {
   if (fd < 0 || fd >= (int)sizeof seen) return;
   const char *name = path ? strrchr(path, '/') : 0;
-  seen[fd] = TRACKED | (name && !strncmp(name, "/journal-", 9) ? JOURNAL : 0);
+  /* Nothing that is written past the cache waits for a sync through this very descriptor. */
+  seen[fd] = TRACKED | (flags & O_DIRECT ? DIRECT : 0) | (name && !strncmp(name, "/journal-", 9) ? JOURNAL : 0);
 }
 
 /* What becomes of a call: 0 it passes, else an errno, SHORT or ZERO. */
@@ -101,7 +102,7 @@ static int inside(int folder, const char *path) { return path && (path[0] == '/'
     int is = below(path); \
     if (is) { FAILS(OPEN, path, -1, -1) } \
     int fd = REAL(name)(path, flags, mode); \
-    if (is) mark(fd, path); \
+    if (is) mark(fd, path, flags); \
     return fd; \
   }
 OPENS(open)
@@ -112,7 +113,7 @@ OPENS(open64)
     int is = inside(folder, path); \
     if (is) { FAILS(OPEN, path, -1, -1) } \
     int fd = REAL(name)(folder, path, flags, mode); \
-    if (is) mark(fd, path); \
+    if (is) mark(fd, path, flags); \
     return fd; \
   }
 OPENS_AT(openat)
@@ -159,7 +160,7 @@ ssize_t preadv64v2(int fd, const struct iovec *rooms, int count, off64_t at, int
   if (sync_failed && (seen[fd] & JOURNAL)) __sync_fetch_and_add(&control->journalled, 1); \
   count = cut(fate_, count); \
   ssize_t done = REAL(name)(__VA_ARGS__); \
-  if (done > 0) __sync_fetch_and_or(&seen[fd], DIRTY); \
+  if (done > 0 && !(seen[fd] & DIRECT)) __sync_fetch_and_or(&seen[fd], DIRTY); \
   return done;
 ssize_t write(int fd, const void *raw, size_t count) { WRITES(write, WRITE, fd, raw, count) }
 ssize_t pwrite(int fd, const void *raw, size_t count, off_t at) { WRITES(pwrite, PWRITE, fd, raw, count, at) }
@@ -224,7 +225,7 @@ DIR *opendir(const char *path) {
   int is = below(path);
   if (is) { FAILS(LISTDIR, path, -1, 0) }
   DIR *found = REAL(opendir)(path);
-  if (is && found) mark(dirfd(found), path);
+  if (is && found) mark(dirfd(found), path, 0);
   return found;
 }
 #define READS_NAMES(name, type) \
@@ -245,7 +246,7 @@ int connect(int fd, const struct sockaddr *to, socklen_t length) {
   int is = control && control->armed && control->port && to->sa_family == AF_INET && ntohs(there->sin_port) == control->port;
   if (is) {
     FAILS(CONNECT, "connection", -1, -1)
-    mark(fd, 0);
+    mark(fd, 0, 0);
   }
   return REAL(connect)(fd, to, length);
 }

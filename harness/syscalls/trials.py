@@ -54,7 +54,7 @@ from . import CALLS, HOW, Shim, environment
 SECONDS = 5
 """Of the processor that a run may take, which takes a tenth of one."""
 WHOLE = {"one worker": 180, "with state": 60, "two workers": 80, "store": 30}
-QUICK = {"one worker": 24, "with state": 6, "two workers": 8, "store": 3}
+QUICK = {"one worker": 20, "with state": 4, "two workers": 6, "store": 2}
 """How many faults of each setting are drawn."""
 LASTING = {
     "pwrite": ("zero", "ENOSPC"), "write": ("zero",), "fsync": ("EIO",), "fdatasync": ("EIO",), "connect": ("ECONNREFUSED",)
@@ -270,6 +270,7 @@ def small_steps(folder: Path) -> Iterator[tuple[Path, Path]]:
     """A small base, without and with optimizer state, which is planned once and in this process."""
     model, plain, state = new(**SIZES), folder / "base", folder / "stateful"
     model.save_pretrained(plain, max_shard_size="8KB")
+    (plain / "tokenizer.json").write_text("{}")
     shutil.copytree(plain, state)
     named = dict(model.named_parameters())
     decayed, bare = ([named[name] for name in names] for names in trainer_order(model, {}))
@@ -285,7 +286,7 @@ def small_steps(folder: Path) -> Iterator[tuple[Path, Path]]:
             (grow_checkpoint, "_refuse_jump", lambda family: None),  # the plan was not proved
             (grow_checkpoint, "_job", lambda base, out, about, state: job_of(base, out, about)),
             (output_files, "LEAST", PAGE),
-            (partial_directory, "_PAUSE", 0.001),
+            (partial_directory, "PATIENCE", 0.5),
             (remote, "PAUSES", (0.01,) * 3),
         ):
             stack.enter_context(patch.object(module, name, value))

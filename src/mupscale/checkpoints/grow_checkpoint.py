@@ -28,6 +28,7 @@ from ..families.record import JUMP, FamilyPlan
 from ..families.types.declarations import FORM
 from ..files.directory import Directory
 from ..files.floats import FLOATS
+from ..files.strict import system_errors
 from ..jobs.job import Job
 from ..jobs.worker import run_job, run_worker
 from ..noise.auto import AutoNoise, wrong_auto
@@ -103,6 +104,7 @@ class Grown:
     """The job that wrote it; None for a result that was there already, and for other formats than Hugging Face's."""
 
 
+@system_errors()
 def grow_directory(
     base: Location,
     out: Location,

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from math import prod
 
 from ..errors import Fault, MupscaleError
+from ..files.strict import system_errors
 from ..storage.location import Url
 from ..tensors.compiled import expect as expect_numbers
 from .bytes.base_reader import BaseReader, encoded, encoded_sums
@@ -43,6 +44,7 @@ def run_job(job: Job, workers: int = 1, report: Report | None = None) -> None:
         )
 
 
+@system_errors()
 def run_worker(
     job: Job, worker: int, workers: int, report: Report | None = None, *, threads: int = 1
 ) -> bool:

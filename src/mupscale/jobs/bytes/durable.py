@@ -24,6 +24,12 @@ def written(count: int) -> int:
     return count
 
 
+def append(descriptor: int, raw: bytes) -> None:
+    """Write all of it where the file ends."""
+    while raw:
+        raw = raw[written(os.write(descriptor, raw)) :]
+
+
 def sync_data(descriptor: int) -> None:
     """Bring the bytes of a file to disk."""
     try:

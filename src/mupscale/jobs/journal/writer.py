@@ -20,7 +20,7 @@ from typing import Protocol, Self
 from ...files.strict import os_errors
 from ...storage.location import Url
 from ...storage.uploads import put
-from ..bytes.durable import sync_data, written
+from ..bytes.durable import append, sync_data
 from ..job_check import JOURNAL
 from .entries import Ended, Entry, Holds, lines
 
@@ -71,7 +71,7 @@ class FileSink:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self.descriptor = os.open(self.path, flags, 0o644)
             try:
-                self._append(lines(_held(self.descriptor)))
+                append(self.descriptor, lines(_held(self.descriptor)))
             except BaseException:
                 os.close(self.descriptor)
                 raise
@@ -80,12 +80,8 @@ class FileSink:
         for file in files:
             file.sync()
         if raw:
-            self._append(raw)
+            append(self.descriptor, raw)
             sync_data(self.descriptor)
-
-    def _append(self, raw: bytes) -> None:
-        while raw:
-            raw = raw[written(os.write(self.descriptor, raw)) :]
 
     def close(self) -> None:
         os.close(self.descriptor)
