@@ -19,12 +19,14 @@ settled   after one of two workers has ended well, a bit of its share flips, or 
 header    the same for a bit of the fixed bytes: a safetensors header
 zombie    a worker is stopped with SIGSTOP, another attempt of it publishes, the base is trained on and saved again in place,
           and the worker goes on; what was published must not change
+syscall   the n-th open, read, write, sync, rename, stat, … of a growth fails, with an error, half of the bytes or none, for one
+          worker, one with optimizer state, two workers and a store (`harness/syscalls/trials.py`)
 
 published_wrong  a directory under the output's name that is not the undisturbed one, or damage that check does not see;
                  a file of the base that is changed before anything of it was read gives the directory of the new base,
                  which is right if check holds
 lost             a resumed job that does not end with the undisturbed directory although nothing was wrong any more
-spurious         an error where everything was right
+spurious         an error where everything was right, or one that has no code
 stuck            a process that did not end
 
 Control: what is published wrong when files are not read back and may be open elsewhere, and the fingerprints of the base are
@@ -57,6 +59,7 @@ import torch
 from harness.forks import contents, fork, wait
 from harness.llama_files import Llama, job_for, write_directory
 from harness.program import Outcome, option, run
+from harness.syscalls import every_call_fails_once
 from mupscale.errors import MupscaleError
 from mupscale.files.directory import read_directory
 from mupscale.jobs import digests, same_base, worker
@@ -484,6 +487,17 @@ def control(faults: Faults, part: int) -> None:
             faults.wake(0, checked=False)
 
 
+def fail_calls(faults: Faults, chosen: argparse.Namespace) -> None:
+    """Every system call fails once."""
+    found = every_call_fails_once(f"--seed={chosen.seed}", *(["--quick"] if chosen.quick else []))
+    faults.tally["syscall"] = found["faults"]
+    for kind, what in found["failed"]:
+        faults.fail(kind, what)
+    if not found["control"]:
+        faults.failed.append("a program that ignores failed syncs is not found out")
+    print(f"system calls: {found['faults']} failed, runs ended as {found['ends']}")
+
+
 def measure(chosen: argparse.Namespace) -> Outcome:
     torch.set_num_threads(1)  # forked processes cannot use the threads of this one
     part = 10 if chosen.quick else 1
@@ -492,8 +506,20 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         print(f"{len(faults.units)} units, {sum(map(len, faults.want.values())) / 1e6:.1f} MB", flush=True)
         inject(faults, part)
         control(faults, part)
+    fail_calls(faults, chosen)
     tally, failed = faults.tally, list(faults.failed)
-    kinds = ["kills", "full", "changed", "flips", "twice", "crippled", "settled", "header", "zombie"]
+    kinds = [
+        "kills",
+        "full",
+        "changed",
+        "flips",
+        "twice",
+        "crippled",
+        "settled",
+        "header",
+        "zombie",
+        "syscall",
+    ]
     print(f"{counted(tally, kinds)}; {tally['refused']} refused; cpu {sum(os.times()[:4]):.0f} s")
     if tally["control"] < LEAST_CONTROL // (4 if chosen.quick else 1):
         failed.append(f"without the checks only {tally['control']} are published wrong: nothing was measured")

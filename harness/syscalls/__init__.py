@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 from harness.native import library
 
@@ -46,6 +50,14 @@ class _Control(ctypes.Structure):
         ("folder", ctypes.c_char * 512),
         ("where", ctypes.c_char * 512),
     )
+
+
+def every_call_fails_once(*options: str) -> dict[str, Any]:
+    """What `trials.py` finds: how many faults there were, how runs ended, what failed, what its control failed."""
+    command = [sys.executable, "-m", f"{__name__}.trials", *options]
+    done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def environment() -> dict[str, str]:

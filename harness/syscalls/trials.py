@@ -1,12 +1,10 @@
 """Every system call fails once while a checkpoint grows: what is published is right, what is refused has a code, and the same
 command finishes it.
 
-    python -m harness.syscalls.trials [--seed 0] [--quick] [--plant]
-
-The shim has to be preloaded, so `trials` starts this as a process of its own and returns what it prints. Four settings: one
+The shim has to be preloaded, so `harness.syscalls.every_call_fails_once` starts this as a process of its own. Four settings: one
 worker, one worker with optimizer state, two workers at once, and a store from which the base comes and to which the result
 goes. For each, a run in which nothing fails says which calls there are; then a drawn part of them fails, one in each run.
-With `--plant` every failed sync is ignored, as a wrong program would, and only syncs fail: that must be found.
+Control: a program that ignores failed syncs, in which only syncs fail, must be found out.
 """
 
 from __future__ import annotations
@@ -17,8 +15,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import traceback
 from collections import Counter
@@ -49,7 +45,7 @@ from mupscale.jobs.job import PAGE
 from mupscale.storage import remote
 from mupscale.storage.location import location
 
-from . import CALLS, HOW, Shim, environment
+from . import CALLS, HOW, Shim
 
 SECONDS = 5
 """Of the processor that a run may take, which takes a tenth of one."""
@@ -62,6 +58,7 @@ LASTING = {
 """Calls of which all after the first fail too."""
 DEAD = ("write", "pwrite", "fsync", "fdatasync", "rename", "open", "readdir", "stat")
 """Calls after which everything fails, as on a disk that is gone."""
+SYNCS, CONTROLS = ("fsync", "fdatasync"), 4
 WELL = ("written", "share")
 SIZES = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -89,14 +86,6 @@ class End(NamedTuple):
 
     word: str
     said: str = ""
-
-
-def trials(*options: str) -> dict[str, Any]:
-    """What this program finds, run in a process with the shim."""
-    command = [sys.executable, "-m", __name__, *options]
-    done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 class Disk:
@@ -326,23 +315,25 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
                 setting.fail(fault)
             settings.append(setting)
 
-        if chosen.plant:
-            for call in ("fsync", "fdatasync"):
-                stack.enter_context(patch.object(os, call, careless(getattr(os, call))))
-            work_through(Setting("planted", shim, disk, plain), chosen.plant, ("fsync", "fdatasync"))
-        else:
-            work_through(Setting("one worker", shim, disk, plain), drawn["one worker"])
-            work_through(Setting("with state", shim, disk, state), drawn["with state"])
-            work_through(Setting("two workers", shim, disk, plain, 2), drawn["two workers"])
-            store = stack.enter_context(object_store(smallest=1024))
-            store.put(plain, "models/base")
-            stack.enter_context(patch.dict(os.environ, store.environment))
-            far = Shim(Path("/nothing"), store.proxy)
-            work_through(Setting("store", far, Bucket(store), "s3://models/base"), drawn["store"])
+        work_through(Setting("one worker", shim, disk, plain), drawn["one worker"])
+        work_through(Setting("with state", shim, disk, state), drawn["with state"])
+        work_through(Setting("two workers", shim, disk, plain, 2), drawn["two workers"])
+        with ExitStack() as planted:
+            for call in SYNCS:
+                planted.enter_context(patch.object(os, call, careless(getattr(os, call))))
+            work_through(Setting("syncs ignored", shim, disk, plain), CONTROLS, SYNCS)
+        store = stack.enter_context(object_store(smallest=1024))
+        store.put(plain, "models/base")
+        stack.enter_context(patch.dict(os.environ, store.environment))
+        far = Shim(Path("/nothing"), store.proxy)
+        work_through(Setting("store", far, Bucket(store), "s3://models/base"), drawn["store"])
+    (control,) = (setting for setting in settings if setting.name == "syncs ignored")
+    settings.remove(control)
     return {
         "faults": sum(setting.faults for setting in settings),
         "ends": sum((setting.ends for setting in settings), Counter()),
         "failed": [failure for setting in settings for failure in setting.failed],
+        "control": [what for _, what in control.failed],
     }
 
 
@@ -350,5 +341,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--plant", type=int, default=0)
     print(json.dumps(measure(parser.parse_args())))
