@@ -392,7 +392,9 @@ def grow_checkpoint(
         faults += _by_plan(goal or recipe is not None, [name for name, value in others.items() if value])
     raise_faults("the checkpoint cannot be grown like that", faults)
     if kind != "huggingface":
-        if left := grow_other_format(kind, path, target, plan, noise, seed, optimizer_class):
+        with system_errors():
+            left = grow_other_format(kind, path, target, plan, noise, seed, optimizer_class)
+        if left:
             on(NotCarried(left))
         return Grown(target, "written")
     request = Request(
