@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import zip_longest
@@ -60,7 +60,7 @@ DEAD = ("write", "pwrite", "fsync", "fdatasync", "rename", "open", "readdir", "s
 """Calls after which everything fails, as on a disk that is gone."""
 SYNCS, CONTROLS = ("fsync", "fdatasync"), 4
 WELL = ("written", "share")
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
     "vocab_size": 64, "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
@@ -221,7 +221,7 @@ def _grow(base: Path | str, out: Path | str, share: tuple[int, int] | None) -> s
     return "share" if outcome == "share written" else "written"
 
 
-def _at_once(works: list[Callable[[], str]]) -> list[End]:
+def _at_once(works: Sequence[Callable[[], str]]) -> list[End]:
     """How each ended, each in a process of its own but the last."""
     others = []
     for work in works[:-1]:
