@@ -14,15 +14,24 @@ flips     a bit flips in the journal, in a block that is done, or in the job bef
 twice     the same worker runs twice at once; both must end well
 crippled  a file system without hard links, sync of directories or fdatasync, and one that cannot sync at all, which must
           be refused at the start
+settled   after one of two workers has ended well, a bit of its share flips, or a file of its share is truncated, or removed;
+          what the other one then publishes must be right
+header    the same for a bit of the fixed bytes: a safetensors header
+zombie    a worker is stopped with SIGSTOP, another attempt of it publishes, the base is trained on and saved again in place,
+          and the worker goes on; what was published must not change
+syscall   the n-th open, read, write, sync, rename, stat, … of a growth fails, with an error, half of the bytes or none, for one
+          worker, one with optimizer state, two workers and a store (`harness/syscalls/trials.py`)
 
 published_wrong  a directory under the output's name that is not the undisturbed one, or damage that check does not see;
                  a file of the base that is changed before anything of it was read gives the directory of the new base,
                  which is right if check holds
 lost             a resumed job that does not end with the undisturbed directory although nothing was wrong any more
-spurious         an error where everything was right
+spurious         an error where everything was right, or one that has no code
+stuck            a process that did not end
 
-Control: with the fingerprints of blocks and of the base turned off, the same flips and changes are published. The last
-line counts; the exit code is 1 when one of the last three is not 0, or the control publishes nothing.
+Control: what is published wrong when files are not read back and may be open elsewhere, and the fingerprints of the base are
+not compared. The last line is `faults=… published_wrong=0 lost=0 spurious=0 stuck=0 control=…`, where `faults` counts those of
+all kinds; the exit code is 1 when one of the four is not 0, or the control is less than 20 (with --quick, 5).
 """
 
 from __future__ import annotations
@@ -38,7 +47,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -50,14 +59,17 @@ import torch
 from harness.forks import contents, fork, wait
 from harness.llama_files import Llama, job_for, write_directory
 from harness.program import Outcome, option, run
+from harness.syscalls import every_call_fails_once
 from mupscale.errors import MupscaleError
 from mupscale.files.directory import read_directory
 from mupscale.jobs import digests, same_base, worker
+from mupscale.jobs import partial as partial_module
 from mupscale.jobs.bytes import output_files
 from mupscale.jobs.bytes.output_files import OutputFiles
 from mupscale.jobs.job import PAGE, Job
 from mupscale.jobs.journal.journals import read_journals
 from mupscale.jobs.partial import partial, working_job
+from mupscale.jobs.publish import publish as publish_module
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
 from mupscale.jobs.work_units import Block, WorkUnits
 from mupscale.jobs.worker import run_job, run_worker
@@ -68,6 +80,9 @@ digests._END = (
     4096  # bytes at the ends of a base file that are always compared; of these small files that would be all
 )
 output_files.LEAST = PAGE  # so that these small blocks are written past the page cache, as large ones are
+partial_module.PATIENCE = 0.3  # seconds; of a stopped process nobody waits for long
+HANGS = 300  # seconds after which a process is taken for stuck; all of them end within a few
+LEAST_CONTROL = 20
 
 
 class Faults:
@@ -213,6 +228,86 @@ class Faults:
             self.forget(seen)
         self.clear(job)
 
+    def settle(self, what: str, checked: bool = True) -> None:
+        """Damage the share of a worker that ended well; then another one ends and publishes."""
+        job = self.job()
+        run_worker(job, 0, 2)
+        mine = [unit for unit in self.units.share(0, 2) if unit < self.units.blocks]
+        block = self.units[self.draw.choice(mine)]
+        assert isinstance(block, Block)
+        file = next(file for file in job.files if file.name == block.move.target.file)
+        path = partial(job.folder) / f"{file.name}.partial"
+        if what == "removed":
+            path.unlink()
+        elif what == "truncated":
+            os.truncate(path, self.draw.choice((0, file.size // 2, file.size - 1)))
+        elif what == "header":
+            at, raw = file.chunks[0]
+            flip(path, at + self.draw.randrange(len(raw)), self.draw)
+        else:
+            flip(path, block.offset + self.draw.randrange(block.shape[-1] * 4), self.draw)
+        seen = self.tally["published_wrong"]
+        try:
+            run_worker(job, 1, 2)
+        except MupscaleError as error:
+            self.fail("lost", f"{what} after a worker ended well: {error}")
+        else:
+            if not job.folder.exists() or contents(job.folder) != self.want:
+                self.fail("published_wrong", f"{what} after a worker ended well")
+        if checked:
+            self.tally["header" if what == "header" else "settled"] += 1
+        else:
+            self.forget(seen)
+        self.clear(job)
+
+    def wake(self, number: int, checked: bool = True) -> None:
+        """A worker that is stopped goes on after another one has published, and the base was saved again.
+
+        It stops before it writes a random block, or at any other moment.
+        """
+        base = self.folder / "other"
+        shutil.copytree(self.base, base)
+        job, threads = self.job(base=base), self.draw.choice((1, 2))
+        first = self.units.blocks if number % 4 == 3 else self.draw.randrange(self.units.blocks)
+        with from_write(first, stop_at_once):
+            sleeper = fork(lambda: run_job(job, threads))
+        if number % 4 == 3:
+            time.sleep(self.draw.random() * 0.35)
+            os.kill(sleeper, signal.SIGSTOP)
+        os.waitid(os.P_PID, sleeper, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        seen = self.tally["published_wrong"]
+        if not self.ends(fork(lambda: run_job(job))):
+            self.fail("spurious", "the same worker, while another attempt is stopped")
+        elif contents(job.folder) != self.want:
+            self.fail("published_wrong", "beside an attempt that is stopped")
+        for file in sorted(base.glob("*.safetensors")):
+            for part in range(8):
+                disturb(file, "content", part / 64)
+        os.kill(sleeper, signal.SIGCONT)
+        well = self.ends(sleeper)
+        if contents(job.folder) != self.want:
+            self.fail(
+                "published_wrong",
+                f"an attempt that was stopped went on, and ended {'well' if well else 'badly'}",
+            )
+        if checked:
+            self.tally["zombie"] += 1
+        else:
+            self.forget(seen)
+        self.clear(job)
+        shutil.rmtree(base)
+
+    def ends(self, process: int) -> bool:
+        """Whether a process ends well; one that does not end is stuck, and killed."""
+        until = time.monotonic() + HANGS
+        while (ended := os.waitpid(process, os.WNOHANG)) == (0, 0):
+            if time.monotonic() > until:
+                self.fail("stuck", "a process that did not end")
+                os.kill(process, signal.SIGKILL)
+                return wait([process])
+            time.sleep(0.005)
+        return ended[1] == 0
+
     def flip_finished(self, what: str) -> None:
         """A flip in an output or in its base must be seen by check."""
         out, base = self.folder / "copy", self.folder / "other"
@@ -279,6 +374,11 @@ def flip(path: Path, at: int, draw: random.Random) -> None:
         file.write(bytes([byte ^ (1 << draw.randrange(8))]))
 
 
+def stop_at_once(before: int) -> None:
+    if before == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def disturb(path: Path, how: str, at: float) -> None:
     status = path.stat()
     if how == "size":
@@ -312,11 +412,12 @@ def slow_writes(seconds: float = 0.002) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def no_fingerprints() -> Iterator[None]:
-    """Done blocks are not read again, and what was used of the base is not compared."""
+def unread() -> Iterator[None]:
+    """Files are not read back and may be open elsewhere, and what was used of the base is not compared."""
     with (
-        patch.object(worker, "damaged", lambda *_: []),
+        patch.object(publish_module, "_right_files", lambda *_: {}),
         patch.object(same_base, "decoded", lambda _: iter(())),
+        patch.object(worker, "check_unchanged", lambda *_: None),
     ):
         yield
 
@@ -348,41 +449,88 @@ CRIPPLED: dict[str, tuple[dict[str, Callable[..., Any]], bool]] = {
 }
 
 
+def inject(faults: Faults, part: int) -> None:
+    """Every kind of fault, a part of each."""
+    for _ in range(120 // part):
+        faults.kill()
+    for _ in range(12 // min(part, 4)):
+        faults.fill()
+    for number in range(48 // part):
+        faults.change(number)
+    for _ in range(40 // part):
+        for what in ("journal", "block", "job"):
+            faults.flip_unfinished(what)
+    for _ in range(20 // part):
+        for what in ("output", "base"):
+            faults.flip_finished(what)
+    for _ in range(40 // part):
+        faults.double()
+    for _ in range(20 // part):
+        for what in ("flipped", "truncated", "removed"):
+            faults.settle(what)
+    for _ in range(40 // part):
+        faults.settle("header")
+    for number in range(80 // part):
+        faults.wake(number)
+    for name, (patches, usable) in CRIPPLED.items():
+        faults.cripple(name, patches, usable)
+
+
+def control(faults: Faults, part: int) -> None:
+    """What is published wrong without the checks."""
+    with unread():
+        for number in range(10 // min(part, 5)):
+            faults.flip_unfinished("block", checked=False)
+            faults.change(2, checked=False)
+            faults.settle(("flipped", "truncated", "removed")[number % 3], checked=False)
+            faults.settle("header", checked=False)
+            faults.wake(0, checked=False)
+
+
+def fail_calls(faults: Faults, chosen: argparse.Namespace) -> None:
+    """Every system call fails once."""
+    found = every_call_fails_once(f"--seed={chosen.seed}", *(["--quick"] if chosen.quick else []))
+    faults.tally["syscall"] = found["faults"]
+    for kind, what in found["failed"]:
+        faults.fail(kind, what)
+    if not found["control"]:
+        faults.failed.append("a program that ignores failed syncs is not found out")
+    print(f"system calls: {found['faults']} failed, runs ended as {found['ends']}")
+
+
 def measure(chosen: argparse.Namespace) -> Outcome:
     torch.set_num_threads(1)  # forked processes cannot use the threads of this one
     part = 10 if chosen.quick else 1
     with tempfile.TemporaryDirectory() as name:
         faults = Faults(Path(name), chosen.seed)
         print(f"{len(faults.units)} units, {sum(map(len, faults.want.values())) / 1e6:.1f} MB", flush=True)
-        for _ in range(120 // part):
-            faults.kill()
-        for _ in range(12 // min(part, 4)):
-            faults.fill()
-        for number in range(48 // part):
-            faults.change(number)
-        for _ in range(40 // part):
-            for what in ("journal", "block", "job"):
-                faults.flip_unfinished(what)
-        for _ in range(20 // part):
-            for what in ("output", "base"):
-                faults.flip_finished(what)
-        for _ in range(40 // part):
-            faults.double()
-        for name, (patches, usable) in CRIPPLED.items():
-            faults.cripple(name, patches, usable)
-        with no_fingerprints():
-            for _ in range(10 // min(part, 5)):
-                faults.flip_unfinished("block", checked=False)
-                faults.change(2, checked=False)
+        inject(faults, part)
+        control(faults, part)
+    fail_calls(faults, chosen)
     tally, failed = faults.tally, list(faults.failed)
-    cpu = sum(os.times()[:4])
-    print(
-        f"control: {tally['control']} published without fingerprints; {tally['refused']} refused; cpu {cpu:.0f} s"
+    kinds = [
+        "kills",
+        "full",
+        "changed",
+        "flips",
+        "twice",
+        "crippled",
+        "settled",
+        "header",
+        "zombie",
+        "syscall",
+    ]
+    print(f"{counted(tally, kinds)}; {tally['refused']} refused; cpu {sum(os.times()[:4]):.0f} s")
+    if tally["control"] < LEAST_CONTROL // (4 if chosen.quick else 1):
+        failed.append(f"without the checks only {tally['control']} are published wrong: nothing was measured")
+    tally["faults"] = sum(tally[kind] for kind in kinds)
+    return Outcome(
+        counted(tally, ["faults", "published_wrong", "lost", "spurious", "stuck", "control"]), failed
     )
-    if not tally["control"]:
-        failed.append("without fingerprints nothing wrong is published either: nothing was measured")
-    counted = "kills full changed flips twice crippled published_wrong lost spurious"
-    return Outcome(" ".join(f"{key}={tally[key]}" for key in counted.split()), failed)
+
+
+def counted(tally: Counter[str], names: Collection[str]) -> str:
+    return " ".join(f"{name}={tally[name]}" for name in names)
 
 
 if __name__ == "__main__":

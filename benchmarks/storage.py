@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import re
 import signal
 import sys
 import tempfile
@@ -44,11 +43,6 @@ QUICK = Llama(hidden=512, ffn=1376, heads=8, kv_heads=4, layers=4, vocabulary=40
 WHOLE = Llama(hidden=1024, ffn=2752, heads=16, kv_heads=8, layers=8, vocabulary=8000)
 THREADS = 2
 PART = 5 << 20  # the smallest that S3 allows, so that there are many
-
-
-def names(store: ObjectStore, prefix: str) -> list[str]:
-    _, raw = store.call("GET", f"/models?list-type=2&prefix={prefix}")
-    return [key.removeprefix(prefix) for key in re.findall(r"<Key>([^<]*)</Key>", raw.decode())]
 
 
 def different(one: dict[str, bytes], other: dict[str, bytes]) -> int:
@@ -86,7 +80,7 @@ def killed(store: ObjectStore, sizes: Llama, kills: int, draw: random.Random) ->
                 ended = os.waitpid(child, 0)
                 break
             time.sleep(0.01)
-        visible = names(store, "wide/")
+        visible = store.names("models", "wide/")
         if ended[1] == 0:
             break
         if os.WIFEXITED(ended[1]):
@@ -95,7 +89,7 @@ def killed(store: ObjectStore, sizes: Llama, kills: int, draw: random.Random) ->
         result.early += "config.json" in visible and "mupscale.job.json" not in visible
     result.found = {name: store.get(f"models/wide/{name}") for name in visible}
     _, uploads = store.call("GET", "/models?uploads")
-    result.left = len(names(store, "wide.partial/")) + uploads.count(b"<UploadId>")
+    result.left = len(store.names("models", "wide.partial/")) + uploads.count(b"<UploadId>")
     return result
 
 

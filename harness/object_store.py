@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -115,6 +116,11 @@ class ObjectStore:
             if file.is_file():
                 status, said = self.call("PUT", f"/{path}/{file.relative_to(folder)}", file.read_bytes())
                 assert status == 200, said
+
+    def names(self, bucket: str, prefix: str) -> list[str]:
+        """What follows a prefix in the names of a bucket."""
+        _, raw = self.call("GET", f"/{bucket}?list-type=2&prefix={prefix}")
+        return [key.removeprefix(prefix) for key in re.findall(r"<Key>([^<]*)</Key>", raw.decode())]
 
     def get(self, path: str) -> bytes:
         status, raw = self.call("GET", f"/{path}")

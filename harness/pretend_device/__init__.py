@@ -17,10 +17,6 @@ Fork before the first backward pass: autograd starts a thread for each device th
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import subprocess
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -29,16 +25,13 @@ from typing import Any, Protocol
 import torch
 from torch.utils import cpp_extension
 
+from harness.native import NotBuiltError, library
+
 NAME = "pretend"
 COUNT = 2  # devices: mixing two is a fault of its own, and so is work for every device instead of the model's
 _SOURCE = Path(__file__).with_name("pretend.cpp")
-_COMPILER = "g++"
 _FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w")  # -w: the warnings would be those of torch's headers
 _original_apply = torch.nn.Module._apply
-
-
-class NotBuiltError(Exception):
-    """The device cannot be compiled here: no compiler, or one that refuses the source."""
 
 
 def load() -> str | None:
@@ -73,38 +66,12 @@ def rng_states() -> list[torch.Tensor]:
 
 
 def built() -> Path:
-    """The compiled library for this torch and this source, in torch's folder for extensions; made where it is missing.
-
-    Two processes that make it at once both do, each under a name of its own; the last to be renamed stays.
-    """
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    """The compiled library for this torch and this source; made where it is missing."""
     flags = (*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    asked = "\0".join((torch.__version__, *flags)).encode() + _SOURCE.read_bytes()
-    library = Path(root) / f"mupscale_{NAME}" / f"{hashlib.sha256(asked).hexdigest()[:16]}.so"
-    if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        own = library.with_suffix(f".{os.getpid()}")
-        try:
-            _compile(own, flags)
-            own.replace(library)
-        finally:
-            own.unlink(missing_ok=True)
-    return library
-
-
-def _compile(output: Path, flags: tuple[str, ...]) -> None:
-    compiler = shutil.which(os.environ.get("CXX") or _COMPILER)
-    if compiler is None:
-        raise NotBuiltError(f"no compiler: {os.environ.get('CXX') or _COMPILER} is not on the path")
     where = [f"-I{folder}" for folder in cpp_extension.include_paths()]
     where += [f"-L{folder}" for folder in cpp_extension.library_paths()]
-    libraries = ["-lc10", "-ltorch_cpu", "-ltorch"]
-    done = subprocess.run(
-        [compiler, *flags, *where, str(_SOURCE), "-o", str(output), *libraries],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise NotBuiltError(f"{compiler} does not compile {_SOURCE.name}: {done.stderr[:2000]}")
+    linked = ("-lc10", "-ltorch_cpu", "-ltorch")
+    return library(_SOURCE, (torch.__version__, *flags), (*flags, *where), linked)
 
 
 class _Operators(Protocol):

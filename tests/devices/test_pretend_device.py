@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness import pretend_device
+from harness.native import NotBuiltError
 
 pytestmark = pytest.mark.device
 HOST = torch.device("cpu")
@@ -202,6 +203,6 @@ def test_no_compiler_is_a_reason_and_no_error(device, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert pretend_device.built().exists()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    with pytest.raises(pretend_device.NotBuiltError, match="no compiler"):
+    with pytest.raises(NotBuiltError, match="no compiler"):
         pretend_device.built()
     assert not list(tmp_path.rglob("*.so"))

@@ -15,7 +15,7 @@ from harness.profiles import examples
 from harness.refusals import refusal
 from mupscale.files.directory import read_directory
 from mupscale.jobs.bytes import output_files
-from mupscale.jobs.bytes.output_files import OutputFiles, _OutputFile, direct_part
+from mupscale.jobs.bytes.output_files import OutputFile, OutputFiles, direct_part
 from mupscale.jobs.job import PAGE, Job
 from mupscale.jobs.partial import partial
 from mupscale.jobs.verify_bytes import check_bytes
@@ -177,7 +177,7 @@ def test_any_bytes_at_any_offset_arrive(tmp_path_factory: Any, parts: list[tuple
     want = bytearray(80_000)
     path.write_bytes(want)
     least, output_files.LEAST = output_files.LEAST, PAGE
-    file = _OutputFile(path)
+    file = OutputFile(path)
     try:
         for offset, length in parts:
             raw = placed(length, offset if congruent else offset + 8)
@@ -203,8 +203,8 @@ def test_a_link_in_the_place_of_a_partial_file_is_not_followed(tmp_path):
     victim.write_bytes(bytes(64))
     (tmp_path / "x").symlink_to(victim)
     with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
-        _OutputFile(tmp_path / "x")
-    _OutputFile(victim).close()
+        OutputFile(tmp_path / "x")
+    OutputFile(victim).close()
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])

@@ -16,7 +16,7 @@ INNER = {
     "planning": ["facts", "search"],
     "training": ["start", "units", "rates", "grow", "check"],
     "files": ["pickles", "dcp"],
-    "jobs": ["bytes", "journal", "norms"],
+    "jobs": ["bytes", "journal", "norms", "publish"],
     "studies": ["agenda", "directory", "report"],
 }
 """The folders of rooms that have some, in order; files of the room itself may import from all of them."""

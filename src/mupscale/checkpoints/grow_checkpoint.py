@@ -29,7 +29,7 @@ from ..families.types.declarations import FORM
 from ..files.dcp.metadata import METADATA
 from ..files.directory import CONFIG, Directory
 from ..files.floats import FLOATS
-from ..files.strict import printable
+from ..files.strict import printable, system_errors
 from ..jobs.job import Job
 from ..jobs.worker import run_job, run_worker
 from ..noise.auto import AutoNoise, wrong_auto
@@ -106,6 +106,7 @@ class Grown:
     """The job that wrote it; None for a result that was there already, and for other formats than Hugging Face's."""
 
 
+@system_errors()
 def grow_directory(
     base: Location,
     out: Location,
@@ -393,7 +394,9 @@ def grow_checkpoint(
         faults += _by_plan(goal or recipe is not None, [name for name, value in options.items() if value])
     raise_faults("the checkpoint cannot be grown like that", faults)
     if other is not None:
-        if left := other.grown(path, target, plan, noise, seed, optimizer_class):
+        with system_errors():
+            left = other.grown(path, target, plan, noise, seed, optimizer_class)
+        if left:
             on(NotCarried(left))
         return Grown(target, "written")
     request = Request(

@@ -7,7 +7,6 @@ are (pickled, quantised, adapters, custom code) are refused with what to do firs
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,7 +15,7 @@ from typing import Any
 
 from ..errors import Fault, MupscaleError
 from ..storage.location import Location, Url, location
-from ..storage.looking import is_dir, names_in
+from ..storage.looking import exists, is_dir, is_file, names_in
 from ..storage.remote import listing
 from .adapters import adapter_faults
 from .elsewhere import cache_faults, download_remedy, megatron_faults, pointer_faults
@@ -167,9 +166,9 @@ def _names(path: Location) -> dict[str, bool]:
         return _remote_names(path)
     found: dict[str, bool] = {}
     with os_errors(path):
-        if not path.is_dir():
+        if not is_dir(path):
             remedy = download_remedy(path) or "name a directory that save_pretrained has written"
-            if path.exists():
+            if exists(path):
                 raise MupscaleError(
                     f"{printable(str(path))}: Not a directory; {remedy}", code="directory.is_a_file"
                 )
@@ -179,7 +178,7 @@ def _names(path: Location) -> dict[str, bool]:
             )
     with os_errors(path), os.scandir(path) as entries:
         for entry in entries:
-            found[entry.name] = _is_regular(Path(entry.path))
+            found[entry.name] = is_file(Path(entry.path))
             if len(found) > _MOST_FILES:
                 raise MupscaleError(
                     f"{printable(str(path))} holds more than {_MOST_FILES} files",
@@ -201,13 +200,6 @@ def _remote_names(url: Url) -> dict[str, bool]:
             f"{printable(str(url))} holds more than {_MOST_FILES} files", code="directory.too_many_files"
         )
     return found
-
-
-def _is_regular(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:  # a link to nothing, or to itself
-        return False
 
 
 def foreign_links(path: Location, names: Iterable[str]) -> list[Fault]:

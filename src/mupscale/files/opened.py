@@ -12,7 +12,7 @@ from typing import IO, Any, cast
 
 from ..storage.location import Location, Url
 from ..storage.pages import RemoteFile, RemoteStream
-from .strict import open_regular, os_errors
+from .strict import open_regular, os_errors, shorter
 
 _BUFFER = 1 << 14  # bytes that readers of archives get at once; they ask for a few at a time
 
@@ -21,10 +21,10 @@ class LocalFile:
     """A regular file of this machine."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = open_regular(path)
+        self._path, self._descriptor = path, open_regular(path)
         status = os.fstat(self._descriptor)
         self.size = status.st_size
-        self.stamp = f"{status.st_size}:{status.st_mtime_ns}"
+        self.stamp = stamp_of(status)
         """What changes whenever the file does."""
 
     def __enter__(self) -> LocalFile:
@@ -35,7 +35,18 @@ class LocalFile:
 
     def read(self, offset: int, count: int) -> bytes:
         """The bytes at an offset, fewer at the end of the file."""
-        return os.pread(self._descriptor, count, offset)
+        raw, wanted = b"", max(0, min(count, self.size - offset))
+        while len(raw) < wanted:  # the system may give fewer
+            part = os.pread(self._descriptor, wanted - len(raw), offset + len(raw))
+            if not part:
+                raise shorter(self._path, offset + len(raw), self.size)
+            raw = raw + part if raw else part
+        return raw
+
+
+def stamp_of(status: os.stat_result) -> str:
+    """What changes whenever a file of this machine does."""
+    return f"{status.st_size}:{status.st_mtime_ns}"
 
 
 def open_file(where: Location) -> LocalFile | RemoteFile:

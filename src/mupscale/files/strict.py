@@ -194,19 +194,34 @@ def refuse_malformed(claim: str, code: str = "json.malformed_record") -> Iterato
 
 @contextmanager
 def os_errors(where: Location | str) -> Iterator[None]:
-    """Turn errors of the operating system about a file into a `MupscaleError`."""
+    """Turn errors of the operating system about a file, and paths that cannot be one, into a `MupscaleError`."""
     try:
-        yield
+        with system_errors(where):
+            yield
     except MupscaleError:
         raise  # some are a ValueError too
-    except OSError as error:
-        raise MupscaleError(
-            f"{printable(str(where))} cannot be used: {without_secrets(str(error.strerror or error))}",
-            code=_os_code(error),
-        ) from None
     except ValueError as error:  # a NUL in a path
         raise MupscaleError(
             f"{printable(str(where))} cannot be used: {error}", code="file.not_a_path"
+        ) from None
+
+
+@contextmanager
+def system_errors(where: Location | str = "") -> Iterator[None]:
+    """Turn errors of the operating system into a `MupscaleError` about `where`, or else about the file that they name.
+
+    Without `where` it stands around a public function, as a decorator: whatever call the system refuses, a disk that fails
+    while another failure is handled included, has a code.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # whoever reads what is printed has gone: no file is concerned
+    except OSError as error:
+        raise MupscaleError(
+            f"{printable(str(where or error.filename or 'a file'))} cannot be used: "
+            f"{without_secrets(str(error.strerror or error))}",
+            code=_os_code(error),
         ) from None
 
 
@@ -235,7 +250,10 @@ def read_regular(path: Location, longest: int = LONGEST_TEXT) -> bytes:
         size = os.fstat(descriptor).st_size
         if size > longest:
             raise _too_long(path, size, longest)
-        return file.read(size)  # reading up to a limit would take memory for the limit
+        raw = file.read(size)  # reading up to a limit would take memory for the limit
+    if len(raw) < size:
+        raise shorter(path, len(raw), size)
+    return raw
 
 
 def _read_remote(url: Url, longest: int) -> bytes:
@@ -244,6 +262,14 @@ def _read_remote(url: Url, longest: int) -> bytes:
         if file.size > longest:
             raise _too_long(url, file.size, longest)
         return file.read(0, file.size)
+
+
+def shorter(where: Location, found: int, expected: int) -> MupscaleError:
+    """The refusal of a file that ends before the size that it had when it was opened."""
+    return MupscaleError(
+        f"{printable(str(where))} ends at byte {found}, expected {expected}: it changed while it was read",
+        code="file.changed_while_read",
+    )
 
 
 def _too_long(where: Location, size: int, longest: int) -> MupscaleError:

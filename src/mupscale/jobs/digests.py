@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import Fault, MupscaleError
-from ..files.opened import LocalFile, open_file
+from ..files.opened import LocalFile, open_file, stamp_of
 from ..files.places import OutFile
-from ..files.strict import os_errors, printable, raise_few, read_regular
+from ..files.strict import os_errors, parse_json, printable, raise_few, read_regular, refuse_malformed
+from ..files.typed import named, text
+from ..runs.growth_record import NAME as ABOUT
 from ..storage.location import Location, Url, absolute, location
 from ..storage.pages import RemoteFile
 from .bytes.base_reader import CHANGED, START_AGAIN
@@ -32,6 +35,8 @@ from .work_units import Stretch
 _END = 1 << 20  # bytes at either end, compared before work starts; the whole file is fingerprinted later
 _READ = 4 << 20  # bytes read at a time
 _LARGEST_CARRIED = 1 << 30  # bytes; carried files are read whole into memory
+_LONGEST_RECORD = 1 << 30  # bytes; bounds what a damaged or foreign file can fill memory with
+_MOST_OBJECTS = 10_000_000  # of JSON; a record holds two plans, each with an object per tensor
 
 
 def make_job(
@@ -155,6 +160,14 @@ def check_stamps(before: dict[str, set[str]], now: dict[str, str]) -> None:
     )
 
 
+def check_unchanged(job: Job, stamps: Mapping[str, str], names: Collection[str]) -> None:
+    """Raise if one of these base files has changed since its stamp was taken: cheap, and for a base on this machine."""
+    if isinstance(job.base, Path):
+        with os_errors(job.base):
+            now = {name: stamp_of(os.stat(job.base / name)) for name in names}
+        check_stamps({name: {stamps[name]} for name in names}, now)
+
+
 def stretch_sums(reader: Reader, name: str, stretch: Stretch) -> Sums:
     """The sums of the grains in one stretch of a base file."""
     room = bytearray(min(_READ, stretch.bytes))
@@ -191,6 +204,16 @@ def about_text(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> 
         "job": job_digest(job),
     }
     return json.dumps(about, indent=1, sort_keys=True) + "\n"
+
+
+def recorded(folder: Location, job: Job) -> tuple[dict[str, str], dict[str, str], str]:
+    """The fingerprints of base files and of output files that `mupscale.json` holds, and what its text should be with them."""
+    raw = read_regular(folder / ABOUT, _LONGEST_RECORD)
+    told = named(parse_json(raw, ABOUT, infinity=True, objects=_MOST_OBJECTS))
+    with refuse_malformed(f"{ABOUT} has no fingerprints of files", "job.record_without_fingerprints"):
+        base = {name: text(entry["digest"]) for name, entry in named(told["base"]["files"]).items()}
+        output = {file.name: text(told["files"][file.name]["digest"]) for file in job.files}
+        return base, output, about_text(job, base, output)
 
 
 def read_carried(folder: Location, name: str) -> bytes:

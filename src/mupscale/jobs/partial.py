@@ -1,7 +1,8 @@
 """The output while it is being written: `<out>.partial`, which is renamed to `<out>` when it is complete.
 
-Until then it holds no config and no weight file under its final name, so nothing can load it as a model. Every
-step may be repeated or be done by two processes at once. Does not know how bytes are made.
+Until every byte is written it holds no weight file under its final name, and until all is read back no config, so nothing can
+load it as a model. Every step may be repeated or be done by two processes at once. Does not know how bytes are made; what
+has to be true before the last step is in `publish/publish.py`.
 """
 
 from __future__ import annotations
@@ -11,28 +12,31 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 from ..errors import Fault, MupscaleError
+from ..files.places import OutFile
 from ..files.strict import os_errors, parse_json, raise_few, read_regular
 from ..runs.growth_record import NAME as ABOUT
 from ..storage.location import Location
 from .bytes.durable import sync_data, sync_file, sync_path
 from .bytes.output_files import write_all
-from .digests import about_text, published, read_carried
+from .digests import about_text, published, read_carried, recorded
 from .job import Job, differences
 from .job_check import CONFIG, JOB, PARTIAL
 
-_WORKING_JOB, _READY = "job.json", "ready"
+WORKING_JOB = "job.json"
 EARLIER = "norms-"
 """How names of files begin that are written before the job is known: it depends on what is in them."""
 _LONGEST_JOB = 1 << 30  # bytes; bounds what a damaged or foreign file can fill memory with
-_LOOKS, _PAUSE = 100, 0.1  # ten seconds; finishing renames files and writes a few small ones
+PATIENCE = 10.0
+"""Seconds for which a process waits for another one to finish."""
+_PAUSE = 0.02
 _SHOWN = 12  # differences between two jobs that an error lists
 
 
@@ -43,11 +47,11 @@ def partial(out: Path) -> Path:
 
 def working_job(out: Location) -> Location:
     """The job file of an output that is being written."""
-    return out.with_name(out.name + PARTIAL) / _WORKING_JOB
+    return out.with_name(out.name + PARTIAL) / WORKING_JOB
 
 
 def prepare(job: Job) -> bool:
-    """Make the partial directory with its empty files if it does not exist; True if the job is already done."""
+    """Make the partial directory if it does not exist; True if the job is already done."""
     folder = partial(job.folder)
     if is_complete(job.folder, job):
         return True
@@ -71,49 +75,16 @@ def prepare(job: Job) -> bool:
             raise MupscaleError(
                 f"{folder} is not a directory that mupscale made; remove it", code="job.not_our_directory"
             )
-    with _locked(folder) as locked, os_errors(folder):
+    with locked(folder) as alone, os_errors(folder):
         if is_complete(job.folder, job):  # finished by another process while this one waited
             with suppress(OSError):  # made a moment ago, in the place of the one that was renamed
                 folder.rmdir()
             return True
-        if is_complete(folder, job):
-            _publish(job, folder)
-            return True
-        _claim(job, folder, locked)
-        if not (folder / _READY).exists():
-            for name in _folders(job):
-                (folder / name).mkdir(parents=True, exist_ok=True)
-            mode = _mode(job)
-            for file in job.files:
-                _create(folder / f"{file.name}{PARTIAL}", file.size, file.chunks, mode)
-            _write(folder / _READY, b"")
-            sync_path(folder)
+        if half_published(job) is None:
+            _claim(job, folder, alone)
+        for name in folders(job):
+            (folder / name).mkdir(exist_ok=True)
     return False
-
-
-def finish(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> None:
-    """Once all units are done, give the files their final names, then the directory.
-
-    `base` and `output` are the fingerprints of the files that were read and written.
-    """
-    folder = partial(job.folder)
-    with _locked(folder), os_errors(folder):
-        if is_complete(job.folder, job):
-            return
-        for name, raw in carried_files(job):
-            _write(folder / name, raw)
-        for file in job.files:
-            unfinished = folder / f"{file.name}{PARTIAL}"
-            if unfinished.exists():
-                sync_path(unfinished)
-                os.replace(unfinished, folder / file.name)
-        for name, raw in text_files(job, base, output):
-            _write(folder / name, raw)
-        for name in _folders(job):
-            sync_path(folder / name)
-        sync_path(folder)
-        _write(folder / JOB, published(job).encode())
-        _publish(job, folder)
 
 
 def carried_files(job: Job) -> Iterator[tuple[str, bytes]]:
@@ -139,34 +110,38 @@ def is_finished(job: Job) -> bool:
     return is_complete(job.folder, job)
 
 
-def finished_by_another(job: Job, wait: bool) -> bool:
-    """Whether another process has finished the job; one that is about to is waited for.
+def half_published(job: Job) -> tuple[dict[str, str], dict[str, str]] | None:
+    """The fingerprints of base and output, if a process ended after all was read back and before the directory was renamed.
 
-    Where the file system has no locks, `wait` looks again for a few seconds.
+    The working job and journals may be gone by then.
     """
-    for _ in range(_LOOKS if wait else 1):
-        with _locked(partial(job.folder)) as locked:
-            if is_finished(job):
-                return True
-        if locked:
+    folder = partial(job.folder)
+    if is_complete(folder, job):
+        with suppress(MupscaleError):
+            base, output, about = recorded(folder, job)
+            if read_regular(folder / ABOUT, _LONGEST_JOB) == about.encode():
+                return base, output
+    return None
+
+
+def finished_by_another(job: Job) -> bool:
+    """Whether another process has finished the job; one that is about to is waited for, for a few seconds."""
+    folder = partial(job.folder)
+    for _ in range(int(PATIENCE / _PAUSE)):
+        try:
+            with locked(folder, 0.0) as alone:
+                gone = not folder.exists()
+                if is_finished(job):
+                    return True
+                if alone or gone:
+                    return False
+        except OSError:
             return False
         sleep(_PAUSE)
     return False
 
 
-def _publish(job: Job, folder: Path) -> None:
-    """The last step: remove the files that only workers need, and rename the directory."""
-    kept = {entry.name for part in (job.files, job.carried, job.texts) for entry in part} | {ABOUT, JOB}
-    for inner in ("", *_folders(job)):
-        for path in (folder / inner).iterdir():
-            if str(path.relative_to(folder)) not in kept and not path.is_dir():
-                path.unlink(missing_ok=True)
-    sync_path(folder)
-    os.rename(folder, job.folder)
-    sync_path(job.folder.parent)
-
-
-def _folders(job: Job) -> list[str]:
+def folders(job: Job) -> list[str]:
     """The folders inside of the output that hold files of the job, at any depth, inner ones after outer ones."""
     names = [entry.name for part in (job.files, job.carried, job.texts) for entry in part]
     return sorted({str(above) for name in names for above in PurePosixPath(name).parents} - {"."})
@@ -181,28 +156,28 @@ def is_complete(folder: Location, job: Job) -> bool:
     return raw == published(job).encode()
 
 
-def _claim(job: Job, folder: Path, locked: bool) -> None:
+def _claim(job: Job, folder: Path, alone: bool) -> None:
     """Write the job into its directory, unless it is there; another job in its place is refused.
 
     A hard link gives the file its name only if nobody has; where there are no links, the lock keeps others away.
     """
-    path = folder / _WORKING_JOB
+    path = folder / WORKING_JOB
     if not path.exists():
-        known = (f".{_WORKING_JOB}.", EARLIER)  # drafts of killed workers, and what was measured before
+        known = (f".{WORKING_JOB}.", EARLIER)  # drafts of killed workers, and what was measured before
         others = [name for name in os.listdir(folder) if not any(part in name for part in known)]
         if others:
             raise MupscaleError(
                 f"{folder} holds {others[0]} and no job; remove the directory",
                 code="job.directory_without_job",
             )
-        draft = folder / f".{_WORKING_JOB}.{secrets.token_hex(4)}"
-        _write(draft, job.to_json().encode())
+        draft = folder / f".{WORKING_JOB}.{secrets.token_hex(4)}"
+        write_file(draft, job.to_json().encode())
         try:
             os.link(draft, path)
         except FileExistsError:  # another worker was first; its job is compared like any other
             pass
         except OSError as error:
-            if not locked:
+            if not alone:
                 raise MupscaleError(
                     f"the file system of {folder} has neither hard links ({error.strerror}) nor locks, so two workers "
                     "could not agree on one job; write to another file system and copy the result",
@@ -216,7 +191,7 @@ def _claim(job: Job, folder: Path, locked: bool) -> None:
 
 def check_same_job(raw: bytes, job: Job, folder: Location) -> None:
     """Raise unless the text of a job, found in a folder, is that of this job."""
-    found = parse_json(raw, str(folder / _WORKING_JOB), objects=10_000_000)
+    found = parse_json(raw, str(folder / WORKING_JOB), objects=10_000_000)
     if _identity(found) != _identity(job.as_json()):
         shown = list(islice(differences(_identity(found), _identity(job.as_json())), _SHOWN))
         raise_few(
@@ -233,7 +208,45 @@ def _identity(entry: Any) -> Any:
     return json.loads(json.dumps(kept))
 
 
-def _mode(job: Job) -> int:
+def create(job: Job, names: Collection[str]) -> None:
+    """Make those of these output files that are not there or have another length, with their fixed bytes.
+
+    A file that has its final name already is left alone, whatever it holds.
+    """
+    folder = partial(job.folder)
+    missing = [file for file in job.files if file.name in names and _is_missing(folder, file)]
+    mode = file_mode(job) if missing else 0
+    for file in missing:
+        _create(folder / f"{file.name}{PARTIAL}", file, mode)
+    for above in {(folder / file.name).parent for file in missing}:
+        sync_path(above)
+
+
+def _is_missing(folder: Path, file: OutFile) -> bool:
+    # In this order: a file that is renamed between the two looks is seen by the second.
+    for name, whole in ((f"{file.name}{PARTIAL}", False), (file.name, True)):
+        with suppress(FileNotFoundError):
+            return os.lstat(folder / name).st_size != file.size and not whole
+    return True
+
+
+def _create(path: Path, file: OutFile, mode: int) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        fill_fixed(descriptor, file)
+    finally:
+        os.close(descriptor)
+
+
+def fill_fixed(descriptor: int, file: OutFile) -> None:
+    """Give an open file its length and its fixed bytes."""
+    for offset, raw in file.chunks:
+        write_all(descriptor, memoryview(raw), offset)
+    os.ftruncate(descriptor, file.size)
+    sync_data(descriptor)
+
+
+def file_mode(job: Job) -> int:
     """Who may read the weights: nobody who may not read those of the base."""
     mode = 0o644
     for source in job.sources:
@@ -242,18 +255,7 @@ def _mode(job: Job) -> int:
     return mode | 0o600
 
 
-def _create(path: Path, size: int, chunks: tuple[tuple[int, bytes], ...], mode: int) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
-        os.ftruncate(descriptor, size)
-        for offset, raw in chunks:
-            write_all(descriptor, memoryview(raw), offset)
-        sync_data(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write(path: Path, raw: bytes) -> None:
+def write_file(path: Path, raw: bytes) -> None:
     """Write a file atomically: readers see all of it or nothing."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -265,11 +267,17 @@ def _write(path: Path, raw: bytes) -> None:
     os.replace(draft, path)
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """One process at a time, where the file system has locks: yields whether it has.
+def patience(job: Job) -> float:
+    """Seconds for which a process that finishes a job is waited for; it may be reading all of the output."""
+    return PATIENCE + 1e-9 * sum(file.size for file in job.files)
 
-    Without them, the steps of preparing and finishing are still harmless.
+
+@contextmanager
+def locked(folder: Path, seconds: float | None = None) -> Iterator[bool]:
+    """One process at a time, where the file system has locks: yields whether this one is alone.
+
+    Who holds the lock for longer may have been stopped, so the others go on without it. Every step that is done under
+    the lock is harmless without it; at worst it is done twice.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -277,11 +285,20 @@ def _locked(folder: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        locked = True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError:
-            locked = False
-        yield locked
+        yield _lock(descriptor, monotonic() + (PATIENCE if seconds is None else seconds))
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, until: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() >= until:
+                return False
+            sleep(_PAUSE)
+        except OSError:
+            return False
+        else:
+            return True

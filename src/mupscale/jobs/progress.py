@@ -28,11 +28,6 @@ class Count:
         self.total, self.left, self._report = total, left, report
         self._lock = Lock()
 
-    def again(self, count: int) -> None:
-        """Bytes that were counted as done must be written again."""
-        with self._lock:
-            self.left += count
-
     def add(self, count: int) -> None:
         with self._lock:
             self.left -= count

@@ -18,26 +18,23 @@ from torch import Tensor
 from ..errors import Fault, MupscaleError
 from ..files.opened import open_file
 from ..files.places import torch_dtype
-from ..files.strict import Reason, os_errors, parse_json, printable, read_regular, refuse_malformed
-from ..files.typed import named, text
+from ..files.strict import Reason, os_errors, printable, read_regular
 from ..runs.growth_record import NAME as ABOUT
 from ..storage.location import Location, absolute, location
 from ..storage.looking import names_in
 from .bytes.base_reader import BaseReader, encoded
 from .bytes.blocks import MoveMaker, Reader, block_runs, block_sum, raw_bytes
 from .bytes.compiled_sums import expect
-from .bytes.fingerprints import as_text, fingerprint
-from .digests import about_text, check_base, published
+from .digests import about_text, check_base, published, recorded
 from .job import Job
 from .job_check import JOB, check_job, sound_job
 from .journal.journals import Journals
 from .progress import Report
+from .publish.read_back import fingerprints_of
 from .same_base import base_fingerprints, output_fingerprints
 from .threads import check_threads, in_threads
 from .work_units import Block, WorkUnits
 
-_PART = 8 << 20  # bytes read at a time
-_MOST_OBJECTS = 10_000_000  # of JSON; a record holds two plans, each with an object per tensor
 _LONGEST = 1 << 30  # bytes; bounds what a damaged or foreign file can fill memory with
 _LOADED = ("*.safetensors", "*.bin", "*.index.json", "adapter_*", "*.py", "*.pt", "*.pth")
 """Files that a loader would pick up, and that must therefore be this job's own."""
@@ -70,7 +67,7 @@ def check_bytes(
     made = _Blocks(job, units, report)
     try:
         in_threads(threads, range(units.blocks), made.compare)
-        read = Journals(bytearray(), bytearray(), used=made.used)
+        read = Journals(bytearray(), used=made.used)
         base_sums = base_fingerprints(job, units, read)
     except MupscaleError as error:
         return list(error.faults) or [Fault(error.code, str(job.base), error.claim)]
@@ -88,38 +85,16 @@ def check_alone(out: Location, report: Report | None = None, threads: int = 1) -
     check_threads(threads)
     try:
         job = replace(sound_job(read_regular(out / JOB, _LONGEST)), out=absolute(out))
-        told = named(
-            parse_json(read_regular(out / ABOUT, _LONGEST), ABOUT, infinity=True, objects=_MOST_OBJECTS)
-        )
-        with refuse_malformed(f"{ABOUT} has no fingerprints of files", "job.record_without_fingerprints"):
-            base = {name: text(entry["digest"]) for name, entry in named(told["base"]["files"]).items()}
-            stored = {file.name: text(told["files"][file.name]["digest"]) for file in job.files}
-            texts = about_text(job, base, stored)
+        _, stored, texts = recorded(out, job)
     except MupscaleError as error:
         return list(error.faults) or [Fault(error.code, JOB, error.claim)]
-    parts = [(file.name, at) for file in job.files for at in range(0, file.size, _PART)]
-    expect(sum(file.size for file in job.files))
-    found = dict.fromkeys(stored, 0)
-    sizes, lock = {file.name: file.size for file in job.files}, Lock()
-
-    def read(mine: Iterator[int]) -> None:
-        with Reader(job.out) as wide:
-            for number in mine:
-                name, at = parts[number]
-                raw = memoryview(bytearray(min(_PART, sizes[name] - at)))
-                share = fingerprint(raw, at) if _was_read(wide, name, at, raw) else 1
-                with lock:
-                    found[name] += share
-                    if report is not None:
-                        report(min(number + 1, len(parts)) * _PART, len(parts) * _PART)
-
     faults = list(_sizes(job))
     short = {fault.where for fault in faults}
-    in_threads(threads, range(len(parts)), read)
+    found = fingerprints_of(out, {file.name: file.size for file in job.files}, threads, report)
     faults += [
         Fault("job.bytes_differ", name, "its bytes are not those that were written")
         for name, value in found.items()
-        if as_text(value) != stored[name] and name not in short
+        if value != stored[name] and name not in short
     ]
     return [*faults, *_small_files(job, texts), *_surplus(job)]
 

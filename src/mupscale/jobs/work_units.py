@@ -142,6 +142,12 @@ class WorkUnits:
         """The output file that a block belongs to."""
         return self.job.moves[bisect_right(self._first, block) - 1].target.file
 
+    def files(self, worker: int, workers: int) -> set[str]:
+        """The output files that a worker writes into; those that hold no block are made at the end."""
+        first, last = self._cut(worker, workers), self._cut(worker + 1, workers)
+        moves = range(bisect_right(self._first, first) - 1, bisect_left(self._first, last))
+        return {self.job.moves[at].target.file for at in moves} if first < last else set()
+
     def share(self, worker: int, workers: int) -> Iterator[int]:
         """The units of one worker: a contiguous part of the output, and then a part of the second read of the base."""
         if not 0 <= worker < workers:

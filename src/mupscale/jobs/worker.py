@@ -9,25 +9,26 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 
 from ..errors import Fault, MupscaleError
+from ..files.strict import system_errors
 from ..storage.location import Url
 from ..tensors.compiled import expect as expect_numbers
 from .bytes.base_reader import BaseReader, encoded, encoded_sums
 from .bytes.blocks import MoveMaker, Reader, block_sum, raw_bytes
 from .bytes.compiled_sums import expect as expect_bytes
 from .bytes.output_files import OutputFiles
-from .digests import check_base, check_stamps, stretch_sums
+from .digests import check_base, check_stamps, check_unchanged, stretch_sums
 from .job import Job
 from .job_check import check_job
 from .journal.entries import BaseStamp, BlockDone, StretchRead
 from .journal.journals import Journals, read_journals
 from .journal.writer import FileSink, JournalWriter
-from .partial import finish, finished_by_another, is_finished, partial, prepare
+from .partial import create, finished_by_another, half_published, is_finished, partial, prepare
 from .progress import Count, Report
-from .recheck import damaged
+from .publish.publish import publish
 from .same_base import base_fingerprints, output_fingerprints
 from .threads import check_threads, in_threads
 from .work_units import Block, WorkUnits
@@ -43,6 +44,7 @@ def run_job(job: Job, workers: int = 1, report: Report | None = None) -> None:
         )
 
 
+@system_errors()
 def run_worker(
     job: Job, worker: int, workers: int, report: Report | None = None, *, threads: int = 1
 ) -> bool:
@@ -61,13 +63,14 @@ def run_worker(
     share = _Share(job, worker, workers, threads, report)
     for _ in range(_TRIES):
         try:
-            return share.run()
+            with _disk_errors(job):
+                return share.run()
         except FileNotFoundError as error:  # another process gives files their final names
             vanished = error
-            if finished_by_another(job, wait=True):
+            if finished_by_another(job):
                 return True
         except MupscaleError:
-            if finished_by_another(job, wait=False):
+            if finished_by_another(job):
                 return True
             raise
     fault = Fault(
@@ -100,55 +103,46 @@ class _Share:
         expect_numbers(noisy)
         if prepare(job):
             return True
+        if (known := half_published(job)) is not None:
+            publish(job, units, *known, done.sums, self.threads)
+            return True
         stamps = check_base(job)
         check_stamps(done.stamps, stamps)
-        own = bytearray(len(units))
-        for unit in self.share:
-            own[unit] = 1
-        if self.share:
-            old = [unit for unit in self.share if unit < units.blocks and done.units[unit]]
-            new = [unit for unit in self.share if not done.units[unit]]
-            self._work(old, new, done, count, stamps)
+        new = [unit for unit in self.share if not done.units[unit]]
+        if new:
+            self._work(new, count, stamps)
         done = read_journals(folder, len(units))
         if done.all:
-            # What a worker that was killed has left, and that lies in no share of a worker that came after it.
-            old = [u for u in range(units.blocks) if not (own[u] or done.settled[u])]
-            if old:
-                self._work(old, [], done, count, stamps)
-                done = read_journals(folder, len(units))  # fewer, if another worker has finished meanwhile
-        if done.all:
             base = base_fingerprints(job, units, done)
-            finish(job, base, output_fingerprints(job, units, done.sums))
+            publish(job, units, base, output_fingerprints(job, units, done.sums), done.sums, self.threads)
         # If all was done when this worker came, another one may be finishing just now.
-        return is_finished(job) or (complete and finished_by_another(job, wait=True))
+        return is_finished(job) or (complete and finished_by_another(job))
 
-    def _work(
-        self, old: list[int], new: list[int], done: Journals, count: Count, stamps: dict[str, str]
-    ) -> None:
-        """Read blocks that are done once more, make those again that are damaged, and make new ones."""
-        job, units, folder = self.job, self.units, partial(self.job.folder)
-        sink = FileSink(folder, self.worker, self.workers)
-        with _disk_errors(job), JournalWriter(sink) as journal:
+    def _work(self, new: list[int], count: Count, stamps: dict[str, str]) -> None:
+        """Make what is not done yet."""
+        job, units = self.job, self.units
+        sink = FileSink(partial(job.folder), self.worker, self.workers)
+        with JournalWriter(sink, lambda read: check_unchanged(job, stamps, read)) as journal:
+            # With the journal there, everybody knows that this worker may write.
+            create(job, {units.file_of(unit) for unit in new if unit < units.blocks})
             journal.add(*(BaseStamp(name, stamp) for name, stamp in stamps.items()))
-            bad: list[int] = []
-            in_threads(self.threads, old, lambda mine: bad.extend(damaged(folder, units, mine, done.sums)))
-            journal.add(*(BlockDone(unit, done.sums[unit]) for unit in set(old).difference(bad)))
-            count.again(sum(units[unit].bytes for unit in bad))
-            in_threads(self.threads, [*sorted(bad), *new], lambda mine: self._do(mine, journal, count))
+            in_threads(self.threads, new, lambda mine: self._do(mine, journal, count, sink.descriptor))
         check_stamps({name: {stamp} for name, stamp in stamps.items()}, check_base(job))
 
-    def _do(self, todo: Iterator[int], journal: JournalWriter, count: Count) -> None:
+    def _do(self, todo: Iterator[int], journal: JournalWriter, count: Count, lock: int | None = None) -> None:
         job, sizes = self.job, {file.name: file.size for file in self.job.sources}
-        with BaseReader(job.base, sizes) as reader, OutputFiles(partial(job.folder)) as writer:
+        with BaseReader(job.base, sizes) as reader, OutputFiles(partial(job.folder), lock) as writer:
             maker, again = MoveMaker(reader), Reader(job.base)
             with again:
                 for number in todo:
                     unit = self.units[number]
                     if isinstance(unit, Block):
                         raw = raw_bytes(maker.block(unit))
-                        entry = BlockDone(number, block_sum(unit, raw), encoded(reader.taken(), self.files))
+                        used = reader.taken()
+                        entry = BlockDone(number, block_sum(unit, raw), encoded(used, self.files))
                         writer.write(unit, raw)
-                        journal.add(entry, size=unit.bytes, file=unit.move.target.file)
+                        read = {file for file, _, _ in used}
+                        journal.add(entry, size=unit.bytes, file=writer.file(unit), read=read)
                         count.add(unit.bytes)
                     else:
                         sums = stretch_sums(again, job.sources[unit.file].name, unit)
@@ -186,7 +180,8 @@ def _disk_errors(job: Job) -> Iterator[None]:
         what = error.strerror or str(error)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         if full:
-            what += f"; {_free(job) / 1e9:.2f} GB are free"
+            with suppress(OSError):  # a disk that cannot even say how full it is
+                what += f"; {_free(job) / 1e9:.2f} GB are free"
         remedy = "what is written is kept: make room and run the same command again to resume"
         raise MupscaleError(
             "the output cannot be written",

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from pathlib import Path
 
 from .location import Location, Url
 from .remote import entry, listing
 
 
 def exists(where: Location) -> bool:
-    return where.exists() if not isinstance(where, Url) else entry(where) is not None
+    return _kind(where) is not None if not isinstance(where, Url) else entry(where) is not None
 
 
 def is_dir(where: Location) -> bool:
     if not isinstance(where, Url):
-        return where.is_dir()
+        return _kind(where) == stat.S_IFDIR
     found = entry(where)
     return found is not None and not found.is_file
 
 
 def is_file(where: Location) -> bool:
     if not isinstance(where, Url):
-        return where.is_file()
+        return _kind(where) == stat.S_IFREG
     found = entry(where)
     return found is not None and found.is_file
+
+
+def _kind(path: Path) -> int | None:
+    """What a path, or the link that it is, leads to; None if to nothing. A disk that does not answer is no such answer."""
+    try:
+        return stat.S_IFMT(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in a path
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link to itself
+            return None
+        raise
 
 
 def names_in(where: Location) -> list[str]:

@@ -17,6 +17,19 @@ UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EP
 """What a file system answers to an operation that it does not have."""
 
 
+def written(count: int) -> int:
+    """How many bytes a write took. None is an error: whoever writes the rest in a loop would never end."""
+    if count == 0:
+        raise OSError(errno.EIO, "the file system takes none of the bytes that are written")
+    return count
+
+
+def append(descriptor: int, raw: bytes) -> None:
+    """Write all of it where the file ends."""
+    while raw:
+        raw = raw[written(os.write(descriptor, raw)) :]
+
+
 def sync_data(descriptor: int) -> None:
     """Bring the bytes of a file to disk."""
     try:

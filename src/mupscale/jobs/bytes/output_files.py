@@ -10,14 +10,18 @@ aligned in both, and what lies before and behind them, less than a page each, is
     8,192 … 24,575  directly, 4 pages
     24,576 … 24,999 through the cache
 
-Nothing here makes bytes durable: a direct write may still lie in the disk's own cache, and the file system notes where it is
-only with a sync. `worker.py` syncs a file before it journals a block, whichever way it was written.
+Nothing is durable before a sync: a direct write may still lie in the disk's own cache, and the file system notes where it is
+only then. A file is synced before its blocks are journalled, through the descriptor that wrote them: an error of writing
+back is reported once to every descriptor that was open by then, and to no later one. After such an error a file is never
+taken for synced again.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -25,7 +29,7 @@ from ..job import PAGE
 from ..job_check import PARTIAL
 from ..work_units import Block
 from .blocks import block_runs
-from .durable import UNKNOWN
+from .durable import UNKNOWN, sync_data, written
 
 LEAST = 1 << 20
 """Bytes; a direct write waits for the disk, so shorter ones are left to the cache, which gathers them."""
@@ -33,45 +37,88 @@ _MOST_OPEN = 16  # output files; a worker writes them one after the other
 
 
 class OutputFiles:
-    """Output files that are not finished, opened when they are needed, a few at a time."""
+    """Output files that are not finished, opened when they are needed, a few at a time.
 
-    def __init__(self, folder: Path) -> None:
+    A file that has its final name already is left alone: whoever gave it that name saw all of its blocks in journals, and it is
+    read back before it is published.
+    `lock` is a descriptor of a locked file. The lock is held until the last of the output files is closed.
+    """
+
+    def __init__(self, folder: Path, lock: int | None = None) -> None:
         self._folder = folder
-        self._open: dict[str, _OutputFile] = {}
+        self._lock = None if lock is None else os.dup(lock)
+        self._open: dict[str, OutputFile] = {}
 
     def __enter__(self) -> OutputFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self._open.values():
-            file.close()
+        with ExitStack() as last:
+            if self._lock is not None:
+                last.callback(os.close, self._lock)
+            for file in self._open.values():
+                last.callback(file.close)
 
     def write(self, block: Block, raw: memoryview) -> None:
         """Write the bytes of a block; they may be changed again when this returns."""
+        file = self.file(block)
+        if file is not None:
+            for offset, part in block_runs(block, raw):
+                file.write(part, offset)
+
+    def file(self, block: Block) -> OutputFile | None:
+        """The file that a block belongs to, which its writer syncs; None if it has its final name."""
         name = block.move.target.file
         if name not in self._open:
             if len(self._open) >= _MOST_OPEN:
                 self._open.pop(next(iter(self._open))).close()
-            self._open[name] = _OutputFile(self._folder / f"{name}{PARTIAL}")
-        for offset, part in block_runs(block, raw):
-            self._open[name].write(part, offset)
+            try:
+                self._open[name] = OutputFile(self._folder / f"{name}{PARTIAL}")
+            except FileNotFoundError:
+                if os.path.lexists(self._folder / name):
+                    return None
+                raise
+        return self._open[name]
 
 
-class _OutputFile:
-    """One file, opened twice: through the cache, and past it as soon as that is worth it."""
+class OutputFile:
+    """One file, opened twice: through the cache, and past it as soon as that is worth it. Another thread may sync it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._cached = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._direct: int | None = None
         self._refused = False
+        self._syncing = Lock()
+        self._unsynced = False
+        self._error: BaseException | None = None
 
     def close(self) -> None:
-        for descriptor in (self._cached, self._direct):
-            if descriptor is not None:
-                os.close(descriptor)
+        """Sync and close."""
+        with ExitStack() as last:
+            for descriptor in (self._cached, self._direct):
+                if descriptor is not None:
+                    last.callback(os.close, descriptor)
+            self.sync()
+
+    def sync(self) -> None:
+        """Bring to disk what was written; fails for ever once it has failed. A closed file has been synced."""
+        with self._syncing:
+            if self._error is not None:
+                raise self._error
+            if self._unsynced:
+                self._unsynced = False
+                try:
+                    sync_data(self._cached)
+                except BaseException as error:
+                    self._error = error
+                    raise
 
     def write(self, raw: memoryview, offset: int) -> None:
+        self._write(raw, offset)
+        self._unsynced = True  # after the bytes: a sync that runs meanwhile may leave them out
+
+    def _write(self, raw: memoryview, offset: int) -> None:
         head, middle = direct_part(raw, offset)
         if middle:
             write_all(self._cached, raw[:head], offset)
@@ -87,7 +134,7 @@ class _OutputFile:
             if self._direct is None and not self._refused:
                 self._direct = os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECT)
             while self._direct is not None and done < len(raw):
-                done += os.pwrite(self._direct, raw[done:], offset + done)
+                done += written(os.pwrite(self._direct, raw[done:], offset + done))
         except OSError as error:
             if error.errno not in UNKNOWN:
                 raise
@@ -118,4 +165,4 @@ def direct_part(raw: memoryview, offset: int) -> tuple[int, int]:
 def write_all(descriptor: int, raw: memoryview, offset: int) -> None:
     done = 0
     while done < len(raw):
-        done += os.pwrite(descriptor, raw[done:], offset + done)
+        done += written(os.pwrite(descriptor, raw[done:], offset + done))

@@ -5,7 +5,8 @@
              | "d" unit sums                  a stretch of the base was read once more
              | "s" stamp name                 a file of the base had this size and time of change when it was read
              | "p" part upload etag           a part of a file is in the store, under this name
-             | "e" "0" "-"                    the worker ended well: what its journal says needs no second look
+             | "h" system "-"                 the worker runs on this system, and holds a lock on its journal while it may write
+             | "e" "0" "-"                    the worker ended well, and had closed its output files before it said so
              | statistic values name          a norm or mean of a tensor; the values as hexadecimal floats
 
 Words are separated by one space; the last one of "s" and of a statistic may hold spaces. A line counts only if it is
@@ -57,8 +58,16 @@ class PartSent:
 
 
 @dataclass(frozen=True, slots=True)
+class Holds:
+    """The worker holds a lock on this journal as long as it has an output file open."""
+
+    system: str
+    """What tells one start of one machine from every other."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
-    """The worker ended well."""
+    """The worker ended well, and had closed its output files before it said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,7 @@ class Measured:
     name: str
 
 
-Entry = BlockDone | StretchRead | BaseStamp | PartSent | Ended | Measured
+Entry = BlockDone | StretchRead | BaseStamp | PartSent | Holds | Ended | Measured
 
 
 def lines(entries: Iterable[Entry]) -> bytes:
@@ -107,6 +116,8 @@ def _words(entry: Entry) -> str:
             return f"s {stamp} {name}"
         case PartSent(part, upload, etag):
             return f"p {part} {upload} {etag}"
+        case Holds(system):
+            return f"h {system} -"
         case Ended():
             return "e 0 -"
         case Measured(statistic, values, name):
@@ -127,6 +138,8 @@ def _entry(words: str) -> Entry:
         case "p":
             upload, etag = rest.split(" ")
             return PartSent(int(first), upload, etag)
+        case "h":
+            return Holds(first)
         case "e":
             return Ended()
         case _:

@@ -12,7 +12,7 @@ from ...files.strict import read_regular
 from ...storage.location import Location, Url
 from ...storage.looking import names_in
 from ..job_check import JOURNAL
-from .entries import BaseStamp, BlockDone, Ended, Entry, PartSent, StretchRead, read_lines
+from .entries import BaseStamp, BlockDone, Entry, PartSent, StretchRead, read_lines
 
 _LONGEST = 1 << 30  # bytes of a journal; bounds what a foreign object can fill memory with
 
@@ -23,8 +23,6 @@ class Journals:
 
     units: bytearray
     """One byte per unit: 1 when it is done."""
-    settled: bytearray
-    """One byte per unit: 1 when a worker that ended well has recorded it."""
     sums: dict[int, str] = field(default_factory=dict)
     """Unit number -> fingerprint of its bytes, for units that are blocks."""
     used: list[str] = field(default_factory=list)
@@ -42,7 +40,6 @@ class Journals:
 
     def note(self, entries: Collection[Entry]) -> None:
         """Add what one journal says."""
-        ended = Ended() in entries
         for entry in entries:
             match entry:
                 case BaseStamp(name, stamp):
@@ -50,21 +47,17 @@ class Journals:
                 case PartSent(part, upload, etag):
                     self.parts.setdefault(part, {}).setdefault(upload, set()).add(etag)
                 case BlockDone(unit, found, used) if 0 <= unit < len(self.units):
-                    self._done(unit, ended)
+                    self.units[unit] = 1
                     self.sums[unit] = found
                     self.used.append(used)
                 case StretchRead(unit, sums) if 0 <= unit < len(self.units):
-                    self._done(unit, ended)
+                    self.units[unit] = 1
                     self.digests[unit] = sums
-
-    def _done(self, unit: int, ended: bool) -> None:
-        self.units[unit] = 1
-        self.settled[unit] |= ended
 
 
 def read_journals(folder: Location, units: int) -> Journals:
     """What all workers together have done so far."""
-    done = Journals(bytearray(units), bytearray(units))
+    done = Journals(bytearray(units))
     for raw in _stored(folder):
         done.note(list(read_lines(raw)))
     return done

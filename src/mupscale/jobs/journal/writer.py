@@ -1,14 +1,17 @@
 """The journal of one worker: what was done is collected, and a thread writes it down group by group.
 
 Where it goes is a sink: a file of the unfinished directory, or small objects of a store. An entry is written only after the
-bytes that it names are on disk or in the store, so the journal stays true after a crash.
+bytes that it names are on disk or in the store, so the journal stays true after a crash. When that fails, nothing is written
+any more.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic
@@ -17,12 +20,29 @@ from typing import Protocol, Self
 from ...files.strict import os_errors
 from ...storage.location import Url
 from ...storage.uploads import put
-from ..bytes.durable import sync_data
-from ..job_check import JOURNAL, PARTIAL
-from .entries import Ended, Entry, lines
+from ..bytes.durable import append, sync_data
+from ..job_check import JOURNAL
+from .entries import Ended, Entry, Holds, lines
 
 GROUP_BYTES = 128 << 20
 """Of blocks that are written down together, because a sync or an object for each is slow; a crash repeats one group."""
+
+
+_SYSTEM = Path("/proc/sys/kernel/random/boot_id")
+
+
+def system() -> str | None:
+    """What tells this start of this machine from every other, if it says so."""
+    with suppress(OSError):
+        return _SYSTEM.read_text(encoding="ascii").strip() or None
+    return None
+
+
+class Synced(Protocol):
+    """A file that was written to."""
+
+    def sync(self) -> None:
+        """Bring to disk what was written."""
 
 
 class Sink(Protocol):
@@ -31,38 +51,50 @@ class Sink(Protocol):
     seconds: float
     """A group is written after this time although it is small, so that slow work is kept too."""
 
-    def write(self, files: Collection[str], raw: bytes) -> None:
+    def write(self, files: Collection[Synced], raw: bytes) -> None:
         """Bring these output files to disk and then the lines of a group; returns when they are safe."""
 
     def close(self) -> None: ...
 
 
 class FileSink:
-    """One append-only file with a unique name, so that no two processes write to it."""
+    """One append-only file with a unique name, so that no two processes write to it.
+
+    It begins with the name of this system if it is locked; see `publish/attempts.py`.
+    """
 
     seconds = 0.25
 
     def __init__(self, folder: Path, worker: int, workers: int) -> None:
-        self._folder = folder
         self.path = folder / f"{_name(worker, workers)}.log"
         with os_errors(self.path):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-            self._descriptor = os.open(self.path, flags, 0o644)
-
-    def write(self, files: Collection[str], raw: bytes) -> None:
-        for file in files:
-            descriptor = os.open(self._folder / f"{file}{PARTIAL}", os.O_WRONLY | os.O_CLOEXEC)
+            self.descriptor = os.open(self.path, flags, 0o644)
             try:
-                sync_data(descriptor)
-            finally:
-                os.close(descriptor)
+                append(self.descriptor, lines(_held(self.descriptor)))
+            except BaseException:
+                os.close(self.descriptor)
+                raise
+
+    def write(self, files: Collection[Synced], raw: bytes) -> None:
+        for file in files:
+            file.sync()
         if raw:
-            while raw:
-                raw = raw[os.write(self._descriptor, raw) :]
-            sync_data(self._descriptor)
+            append(self.descriptor, raw)
+            sync_data(self.descriptor)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        os.close(self.descriptor)
+
+
+def _held(descriptor: int) -> list[Entry]:
+    """Lock a journal; what it says of that."""
+    name = system()
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # a file system without locks
+        return []
+    return [] if name is None else [Holds(name)]
 
 
 class StoreSink:
@@ -73,7 +105,9 @@ class StoreSink:
     def __init__(self, folder: Url, worker: int, workers: int) -> None:
         self._folder, self._name, self._count = folder, _name(worker, workers), 0
 
-    def write(self, files: Collection[str], raw: bytes) -> None:  # parts are in the store once they are sent
+    def write(
+        self, files: Collection[Synced], raw: bytes
+    ) -> None:  # parts are in the store once they are sent
         if raw:
             put(self._folder / f"{self._name}-{self._count:06d}.log", raw)
             self._count += 1
@@ -88,21 +122,25 @@ def _name(worker: int, workers: int) -> str:
 class JournalWriter(Thread):
     """Writes entries while the next blocks are made; a block that ends well also writes that it did.
 
+    Before each group `unchanged` is called with the files of the base that were read for it; if it raises, nothing of the
+    group is written.
+
     >>> import tempfile
     >>> from .journals import read_journals
     >>> from .entries import BlockDone
     >>> with tempfile.TemporaryDirectory() as name:
     ...     with JournalWriter(FileSink(Path(name), 0, 1)) as journal:
     ...         journal.add(BlockDone(0, "a1"), BlockDone(3, "a2"))
-    ...     bytes(read_journals(Path(name), 5).settled)
+    ...     bytes(read_journals(Path(name), 5).units)
     b'\\x01\\x00\\x00\\x01\\x00'
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, unchanged: Callable[[Collection[str]], None] = lambda read: None) -> None:
         super().__init__(name="mupscale journal", daemon=True)
-        self._sink = sink
+        self._sink, self._unchanged = sink, unchanged
         self._news = Condition()
-        self._files: set[str] = set()
+        self._files: set[Synced] = set()
+        self._read: set[str] = set()
         self._entries: list[Entry] = []
         self._bytes = 0
         self._closing = False
@@ -123,12 +161,15 @@ class JournalWriter(Thread):
         if kind is None:
             self._check()
 
-    def add(self, *entries: Entry, size: int = 0, file: str | None = None) -> None:
-        """Something is done: so many bytes were written, into a file that has to be brought to disk first."""
+    def add(
+        self, *entries: Entry, size: int = 0, file: Synced | None = None, read: Collection[str] = ()
+    ) -> None:
+        """Something is done: so many bytes, made of these files of the base, were written into a file that is not synced."""
         with self._news:
             self._check()
             self._entries += entries
             self._files |= set() if file is None else {file}
+            self._read.update(read)
             self._bytes += size
             if self._bytes >= GROUP_BYTES:
                 self._news.notify()
@@ -150,7 +191,8 @@ class JournalWriter(Thread):
         with self._news:
             while not self._closing and self._bytes < GROUP_BYTES and monotonic() < until:
                 self._news.wait(until - monotonic())
-            files, entries, last = self._files, self._entries, self._closing
-            self._files, self._entries, self._bytes = set(), [], 0
+            files, entries, read, last = self._files, self._entries, self._read, self._closing
+            self._files, self._entries, self._read, self._bytes = set(), [], set(), 0
+        self._unchanged(read)
         self._sink.write(files, lines(entries))
         return not last

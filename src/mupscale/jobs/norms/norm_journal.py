@@ -19,7 +19,7 @@ from torch import Tensor
 from ...files.strict import os_errors
 from ...noise.measures import Statistic, Wanted
 from ...storage.location import Location
-from ..bytes.durable import sync_data
+from ..bytes.durable import append, sync_data
 from ..digests import stamped_file
 from ..journal.entries import Measured, lines, read_lines
 from ..partial import EARLIER, partial
@@ -61,7 +61,7 @@ class NormJournal:
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             try:
-                os.write(descriptor, lines([entry]))
+                append(descriptor, lines([entry]))
                 sync_data(descriptor)
             finally:
                 os.close(descriptor)
