@@ -3,6 +3,7 @@
 import json
 import sys
 from importlib import import_module, invalidate_caches
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 import mupscale as mu
 from harness.refusals import refusal
 
-transformers = pytest.importorskip("transformers")
+transformers: Any = pytest.importorskip("transformers")
 import mupscale.families.steps as room  # noqa: E402
 from mupscale.checkpoints import grow_checkpoint as door  # noqa: E402
 from mupscale.checkpoints.request import Request  # noqa: E402
@@ -108,7 +109,7 @@ def test_a_file_of_steps_is_a_direction_of_the_one_door(base, tmp_path, monkeypa
         assert mu.grow_checkpoint(base, tmp_path / "wide", 2, to=goal).outcome == "already there"
     finally:
         if sys.modules.pop(f"{room.__name__}.toy_types", None) is not None:
-            del room.toy_types
+            delattr(room, "toy_types")
     small, wide = (
         transformers.BertForMaskedLM.from_pretrained(path).eval() for path in (base, tmp_path / "wide")
     )
@@ -121,11 +122,11 @@ def test_a_file_of_steps_is_a_direction_of_the_one_door(base, tmp_path, monkeypa
     assert "new types" in (tmp_path / "wide" / "README.md").read_text()
 
 
-class ToyConfig(transformers.CohereConfig):
+class ToyConfig(transformers.CohereConfig):  # type: ignore[misc]
     model_type = "toy"
 
 
-class ToyForCausalLM(transformers.CohereForCausalLM):
+class ToyForCausalLM(transformers.CohereForCausalLM):  # type: ignore[misc]
     config_class = ToyConfig
 
 
@@ -137,7 +138,7 @@ def test_a_row_is_a_model_type_of_the_one_door(tmp_path, monkeypatch):
     monkeypatch.setattr(door, "plan_in_process", family_plan)
     monkeypatch.setitem(transformers.CONFIG_MAPPING._extra_content, "toy", ToyConfig)
     monkeypatch.setattr(sys.modules["transformers"], "ToyForCausalLM", ToyForCausalLM, raising=False)
-    scales = []
+    scales: list[float] = []
     for row in (Row(), Row(config={"logit_scale": "1/k"})):
         monkeypatch.setitem(ROWS, "toy", row)
         out = tmp_path / f"wide{len(scales)}"

@@ -5,6 +5,7 @@ import sys
 from functools import partial
 from importlib import invalidate_caches
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def folders(monkeypatch, tmp_path):
     (tmp_path / "room").mkdir()
     yield tmp_path / "room"
     if sys.modules.pop(f"{room.__name__}.toy", None) is not None:
-        del room.toy
+        delattr(room, "toy")
 
 
 def add(folders: Path, name: str, code: str) -> None:
@@ -88,7 +89,7 @@ def test_a_folder_is_a_format_of_the_one_door(folders, tmp_path, noise):
     model, grow = saved(base), partial(mu.grow_checkpoint, base, out, plan=plan, noise=noise)
     assert refusal(grow).codes == ("checkpoint.plan_is_found",)
     add(folders, "toy", HEAD + GROW)
-    heard: list[object] = []
+    heard: list[Any] = []
     assert grow(on=heard.append).outcome == "written"
     assert [event.names for event in heard] == [{"clock": "a toy has none"}]
     wide = mu.grow(model, lambda: linear(4), plan=plan) if noise is None else None

@@ -1,6 +1,7 @@
 """Waking moves no loss, what would never learn is named, and a plan that does not grow as was asked is refused."""
 
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ X = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
 
 
 def loss(model: nn.Module) -> Tensor:
-    return (model(X.to(next(model.parameters()).dtype)) - 1).square().mean()
+    out: Tensor = model(X.to(next(model.parameters()).dtype))
+    return (out - 1).square().mean()
 
 
 def plain(n: int) -> nn.Module:
@@ -88,10 +90,8 @@ def test_a_given_plan_is_woken_before_anything_is_grown(large: bool, monkeypatch
     if large:
         monkeypatch.setattr(prove, "FLOAT64_BYTES", 0)
     for measure in (loss,) if large else (loss, hardly):
-        refusal(
-            lambda by=measure: mu.upscale(base, lambda: UnitLength(6), plan=padded, loss=by),
-            "growth.waking_moves_loss",
-        )
+        upscaled = partial(mu.upscale, base, lambda: UnitLength(6), plan=padded, loss=measure)
+        refusal(upscaled, "growth.waking_moves_loss")
     assert "unlearned" not in mu.upscale(plain(4), lambda: plain(6), plan=cut, loss=loss).provenance["proof"]
 
 

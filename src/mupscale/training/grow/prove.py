@@ -175,13 +175,15 @@ def _measured_plan(
 
 def _unlearned(pair: _Pair, noise: Noise, given: bool) -> Sizes:
     """The sizes whose new units do not learn, found by one step after waking them; raises if waking moves the loss."""
+    loss = pair.loss
+    assert loss is not None
     with pair.computing():
         trial = pair.pair()
     base, wide = trial.base.model, trial.wide.model
 
     def measured(model: nn.Module, wanted: Callable[[float], bool]) -> Evaluated:
         with pair.computing(), without_dropout(base, wide):
-            return evaluated(model, pair.loss, wanted)
+            return evaluated(model, loss, wanted)
 
     seen = woken(pair.plan, base, wide, measured, noise)
     if seen.moved(torch.finfo(pair.dtype).eps):
