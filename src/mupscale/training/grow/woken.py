@@ -12,6 +12,7 @@ from torch import nn
 
 from ...errors import Fault, MupscaleError, raise_faults
 from ...noise.resolved import NoisePlan
+from ...plans.ends import expect_plan
 from ...plans.plan import Plan
 from ...proofs.compare import tolerance_of
 from ...rules.products import By
@@ -61,7 +62,10 @@ def refuse_other_way(by: By | None, plan: Plan | None) -> None:
     >>> refuse_other_way("copies", plan), refuse_other_way("units", None)
     (None, None)
     """
-    axes = [] if plan is None else [a for entry in plan.tensors.values() for a in entry.axes if a.grows]
+    if plan is None:
+        return
+    expect_plan(plan)
+    axes = [axis for entry in plan.tensors.values() for axis in entry.axes if axis.grows]
     zeros = [axis for axis in axes if axis.padded]
     if (by == "units" and axes and not zeros) or (by == "copies" and zeros):
         has = "no new units" if by == "units" else f"zeros, {zeros[0].base} -> {zeros[0].wide} among them"
