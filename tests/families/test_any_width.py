@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 import mupscale as mu  # noqa: E402
 from harness.refusals import refusal, refused  # noqa: E402
 from harness.tiny_llama import LLAMA, SIZES, cli, same_bits, saved  # noqa: E402
+from mupscale.families.config.early import ANY_SIZE, refuse_fraction, sizes_for  # noqa: E402
 from mupscale.families.config.goal import Goal, small_goals  # noqa: E402
 from mupscale.families.copy.lift import _axis as lift_axis  # noqa: E402
 from mupscale.families.copy.small_search import search_small  # noqa: E402
@@ -36,6 +37,25 @@ def test_two_spellings_are_one_goal():
     assert (goal.to.layers, goal.to.after) == (4, (0, 1))
     with refused("goal.width_in_both_options", where="hidden"):
         Goal.parse("hidden=2", "hidden=48")
+
+
+@pytest.mark.parametrize(
+    "kind", [ANY_SIZE[0], *(pytest.param(t, marks=pytest.mark.nightly) for t in ANY_SIZE[1:])]
+)
+@pytest.mark.parametrize("by", ["copies", "units"])
+def test_the_sizes_that_a_refusal_of_one_and_a_half_prints_are_accepted(kind, by, tmp_path):
+    """Control: a type whose config.json leaves the number of key heads to a default gets no such remedy."""
+    config = {"model_type": kind, **SIZES}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with refused("goal.not_a_multiplier"):
+        refuse_fraction(tmp_path, "1.5")
+    sizes = sizes_for(tmp_path, "1.5")
+    assert sizes is not None
+    to = sizes.replace("kv-heads", "kv_heads").removeprefix("--").replace(" --", ",").replace(" ", "=")
+    assert family_plan(config, to=to, by=by).plan.proved
+    del config["num_key_value_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert sizes_for(tmp_path, "1.5") is None
 
 
 def test_a_small_copy_has_zeros_where_the_model_has_them():

@@ -259,4 +259,4 @@ def test_names_that_are_not_the_models_are_refused(tmp_path):
 def test_something_must_grow(tmp_path, capsys):
     saved(tmp_path / "base")
     assert cli("plan", tmp_path / "base") != 0
-    assert "--to layers=8" in capsys.readouterr().err
+    assert "[goal.not_given]" in capsys.readouterr().err

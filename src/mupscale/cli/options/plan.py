@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ...errors import MupscaleError
+from ...families.config.early import refuse_fewer_layers, refuse_fraction, refuse_gguf
 from ...families.config.goal import Goal
 from ...families.steps import STEPS
 from ...families.types.declarations import Declarations, read_declarations
@@ -102,12 +103,16 @@ def goal_of(chosen: argparse.Namespace) -> Goal:
         said += [] if value is None else [f"{name}={value}"]
     if chosen.multipliers is None and not said:
         raise MupscaleError("say what grows: -k 2 for every width, or --layers 8", code="goal.not_given")
-    goal = Goal.parse(chosen.multipliers or "1", ",".join(said) or None, chosen.by or "copies")
+    refuse_gguf(chosen.base)
+    to = ",".join(said) or None
+    refuse_fraction(chosen.base, chosen.multipliers or "1")
+    goal = Goal.parse(chosen.multipliers or "1", to, chosen.by or "copies")
     if not goal.grows:
         raise MupscaleError(
             "-k 1 keeps every width, and nothing else grows; write -k 2, or --layers 8",
             code="goal.nothing_grows",
         )
+    refuse_fewer_layers(chosen.base, to)
     return goal
 
 
