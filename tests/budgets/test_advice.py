@@ -258,25 +258,25 @@ def test_a_directory_tells_parameters_flops_and_whether_it_is_finished(directory
 
 def test_the_command_reads_the_directory(directory, capsys, known):
     known(replace(LAW, params=(1e3, 1e4)))
-    asked = ["--budget", "1e12", "--to", "4000", "--batch", "512"]
-    assert main(["advise", str(directory(total_flos=1e12, global_step=10, max_steps=10)), *asked]) == 0
+    asked = ["--budget", "1e12", "--wide-params", "4000", "--batch", "512"]
+    assert main(["cost", str(directory(total_flos=1e12, global_step=10, max_steps=10)), *asked]) == 0
     finished = capsys.readouterr().out
     assert "1,240 parameters, 1e+12 FLOPs spent (total_flos of trainer_state.json), 1e+12 left" in finished
     assert "grow to 4,000 now" in finished
     assert "grow to 4,000 after" not in finished
     assert " steps" in finished
-    assert main(["advise", str(directory(total_flos=1e11, global_step=1, max_steps=10)), *asked]) == 0
+    assert main(["cost", str(directory(total_flos=1e11, global_step=1, max_steps=10)), *asked]) == 0
     assert "grow to 4,000 after" in capsys.readouterr().out
 
 
 def test_the_command_takes_numbers_and_a_file_of_losses(tmp_path, capsys, known):
     file = tmp_path / "runs.json"
     file.write_text(json.dumps([list(run) for run in runs_of(replace(LAW, floor=2.0))]))
-    asked = ["--params", str(BASE), "--spent", "1e12", "--budget", "1e12", "--to", str(WIDE)]
-    assert main(["advise", *asked, "--losses", str(file)]) == 0
+    asked = ["--params", str(BASE), "--spent", "1e12", "--budget", "1e12", "--wide-params", str(WIDE)]
+    assert main(["cost", *asked, "--losses", str(file)]) == 0
     assert "measured on your losses" in capsys.readouterr().out
     file.write_text("{}")
-    assert main(["advise", *asked, "--losses", str(file)]) == 2
+    assert main(["cost", *asked, "--losses", str(file)]) == 2
     assert "[advice.losses_not_a_list]" in capsys.readouterr().err
 
 

@@ -91,7 +91,7 @@ def test_a_refused_request_is_one_message_and_exit_code_2(capsys):
 
 def test_the_verbs_are_those_of_the_readme():
     assert list(VERBS) == [
-        "plan", "grow", "upscale", "check", "tune", "report", "cost", "advise", "demo", "doctor",
+        "plan", "grow", "upscale", "check", "tune", "report", "cost", "demo", "doctor",
     ]  # fmt: skip
     for name in VERBS:
         assert name in parser().format_help()
@@ -189,7 +189,7 @@ def test_a_reader_that_has_read_enough_is_no_error():
     command = [
         sys.executable,
         "-c",
-        "import sys; from mupscale.cli.main import main; sys.exit(main(['advise', *'--params 4103 --spent 1e11 --budget 1e11 --to 14343'.split()]))",
+        "import sys; from mupscale.cli.main import main; sys.exit(main(['cost', *'--params 4103 --spent 1e11 --budget 1e11 --wide-params 14343'.split()]))",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as done:
         assert done.stdout is not None

@@ -48,7 +48,6 @@ HELP = [
             "tune",
             "report",
             "cost",
-            "advise",
             "demo",
             "doctor",
         ]

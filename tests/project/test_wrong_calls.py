@@ -349,14 +349,22 @@ LIGHT = {
     "cost sound.py -k 2": "option.not_given",
     "cost sound.py -k 2 --width 8 --steps 5 --trials 3": "option.not_given",
     "cost sound.py -k 1 --width 8 --proxy 4 --steps 5": "option.below_least",
-    "advise": "option.not_given",
-    "advise base --params 8 --budget 9 --to 9": "option.said_elsewhere",
-    "advise --params 8 --spent 0 --budget nan --to 9": "option.not_a_positive_number",
+    "cost --budget 9": "option.not_given",
+    "cost -k 2 --params 8 --spent 0 --budget 9": "option.not_given",
+    "cost base --params 8 --budget 9 --wide-params 9": "option.said_elsewhere",
+    "cost base -k 2 --budget 9 --wide-params 9": "option.said_elsewhere",
+    "cost base -k 1 --budget 9": "option.below_least",
+    "cost base -k 2 --budget 9 --steps 9": "option.other_question",
+    "cost base -k 2 --spent 9": "option.other_question",
+    "cost --params 8 --spent 0 --budget nan --wide-params 9": "option.not_a_positive_number",
+    "advise base --budget 9": "usage",
     f"tune sound.py {TUNE} --lrs=-1": "study.not_positive_numbers",
     "tune sound.py --width 0 -k 1 --steps 0": "argument.not_whole",
     "plan base": "goal.not_given",
     "plan base -k 1": "goal.nothing_grows",
     "plan base --layers many": "goal.to_not_readable",
+    "plan base --layers 2": "depth.not_deeper",
+    "plan model.gguf -k 2": "directory.is_gguf",
     "plan base --layers 8 --to layers=8": "goal.to_not_readable",
     "check base wide": "usage",
     "check wide --levels bits": "usage",
@@ -372,7 +380,7 @@ LIGHT = {
     "tune proxy.py --width 8 -k 2 --steps 4 --scheme u": "usage",
     "tune proxy.py --width 8 -k 2 --steps 4 --noises 0.1,2": "study.noise_above_scheme",
     "cost base -k 2": "option.not_given",
-    "advise base": "option.not_given",
+    "cost base --budget 9": "option.not_given",
     "demo --steps 0": "option.below_one",
     "doctor --disk none": "option.not_a_folder",
 }
@@ -390,10 +398,10 @@ COMMANDS = LIGHT | {
     "check empty --base base": "growth.record_missing",
     f"cost sound.py {COST} --width 8": "argument.not_a_function",
     f"cost nowhere {COST} --batch 2 --context 8": "config.not_readable",
-    "advise base --budget 9 --to 9": "option.not_given",
-    "advise --params 8 --spent 0 --budget 9 --to 8": "advice.not_wider_than_base",
-    "advise --params 8 --spent 0 --budget 9 --to 9 --losses sound.py": "json.not_json",
-    "advise nowhere --budget 9 --to 9": "directory.does_not_exist",
+    "cost base --budget 9 --wide-params 9": "option.not_given",
+    "cost --params 8 --spent 0 --budget 9 --wide-params 8": "advice.not_wider_than_base",
+    "cost --params 8 --spent 0 --budget 9 --wide-params 9 --losses sound.py": "json.not_json",
+    "cost nowhere --budget 9 --wide-params 9": "directory.does_not_exist",
     f"tune nowhere.py {TUNE}": "proxy.no_such_file",
     f"tune broken.py {TUNE}": "proxy.file_failed",
     f"tune raising.py {TUNE}": "proxy.file_failed",
@@ -423,7 +431,7 @@ def strange(tmp_path_factory):
     for name in ("base", "untyped", "cut", "foreign"):
         (here / name).mkdir()
         save_file({"w": torch.zeros(2)}, here / name / "model.safetensors")
-        (here / name / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        (here / name / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 2}))
     (here / "untyped" / "config.json").write_text("{}")
     (here / "cut" / "model.safetensors").write_bytes(b"x" * 100)
     (here / "foreign" / "study.journal").write_text("not of Optuna\n")

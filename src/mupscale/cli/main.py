@@ -11,7 +11,7 @@ from ..errors import MupscaleError
 from ..version import __version__
 from .options.verb import Help, Parser, shown
 
-VERBS = ("plan", "grow", "upscale", "check", "tune", "report", "cost", "advise", "demo", "doctor")
+VERBS = ("plan", "grow", "upscale", "check", "tune", "report", "cost", "demo", "doctor")
 """In the order of the help. A module of `options/` imports no torch before it has accepted them."""
 _TOGETHER = {"upscale": "grow"}
 """Verbs whose options are in the module of another."""

@@ -52,8 +52,10 @@ _RENAMED = {
     "--worker": "--share",
     "--batch": "--inputs",
     "--steps": "--train-steps",
+    "--to": "--wide-params",
+    "advise": "cost --budget",
 } | dict.fromkeys(("--bytes", "--layout", "--model"), "--levels bytes,layout,model")
-"""Options of earlier versions, and what they are called now."""
+"""Options and verbs of earlier versions, and what they are called now."""
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -107,7 +109,7 @@ class Parser(argparse.ArgumentParser):
         options = list(self._option_string_actions)
         for word in words:
             now = _RENAMED.get(word.partition("=")[0], "")
-            if word not in options and now.partition(" ")[0] in options:
+            if word not in options and now.partition(" ")[0] in (*options, *verbs):
                 yield f"{word} is called {now} now"
                 continue
             near = get_close_matches(word, options if word.startswith("--") else verbs, n=1, cutoff=_ALIKE)

@@ -1,4 +1,4 @@
-"""`mupscale advise`: stay at a size, grow, or start anew. Prints; what is expected comes from `budgets/`."""
+"""`mupscale cost --budget`: stay at a size, grow, or start anew. Prints; what is expected comes from `budgets/`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 from ..budgets.advice import advise
 from ..budgets.spent import STATE, Spent, read_spent
 from ..errors import Fault, MupscaleError, raise_faults
+from ..extras import needs
 from ..files.strict import parse_json, read_regular
 
 
 def run(chosen: argparse.Namespace) -> int:
-    base = None if chosen.base is None else read_spent(chosen.base)
+    base = None if chosen.model is None else read_spent(chosen.model)
     params = chosen.params if base is None else base.params
     spent, said = _spent(chosen, base)
     finished = base is None or base.finished is not False
@@ -21,11 +22,11 @@ def run(chosen: argparse.Namespace) -> int:
         params,
         spent=spent,
         budget=chosen.budget,
-        to=chosen.to,
+        to=chosen.wide_params or [_wider(chosen.model, chosen.k)],
         losses=None if chosen.losses is None else _losses(chosen.losses),
         decayed=finished and not chosen.mid_run,
         batch=chosen.batch,
-        context=chosen.context,
+        context=1 if chosen.context is None else chosen.context,
     )
     print(f"{params:,.0f} parameters, {spent:.4g} FLOPs spent{said}, {chosen.budget:.4g} left\n\n{advice}")
     return 0
@@ -39,13 +40,26 @@ def _spent(chosen: argparse.Namespace, base: Spent | None) -> tuple[float, str]:
         fault = Fault(
             "option.not_given",
             "--spent",
-            f"not given, and no {STATE} in {chosen.base} says it",
+            f"not given, and no {STATE} in {chosen.model} says it",
             "write --spent 2e18, for example",
         )
         raise_faults("no advice can be given", [fault])
     assert base is not None
     assert base.flops is not None
     return base.flops, f" ({base.source} of {STATE})"
+
+
+def _wider(base: Path, k: int) -> float:
+    """Parameters of a base that is k times as wide in every width."""
+    with needs("the size of a wider Hugging Face model", "hf"):
+        from ..families.config.goal import Goal
+        from ..families.config.grown import grown
+        from ..families.config.multipliers import EVERY
+        from ..families.models import config_from, model_class, on_meta, read_config
+
+        config = config_from(read_config(base))
+        wide = on_meta(grown(config, Goal({EVERY: k})), model_class(config))
+    return float(sum(parameter.numel() for parameter in wide.parameters()))
 
 
 def _losses(path: Path) -> list[Any]:
