@@ -1,8 +1,9 @@
 """What a finished base may become, and the runs that choose the rate of each: the tuning seed chooses, others are reported.
 
-Every arm spends as many FLOPs as the base has cost. It tries two rates, a quarter and a half of the base's where it starts from
-the base, a half and the whole from scratch; the better of the two asks for one factor of two beyond it. Copies of a width also try two sizes of noise. What sleeps is woken by noise of the size of the
-trained weights, so there is nothing to tune.
+Every arm spends as many FLOPs as the base has cost. It tries two rates, a quarter and a half of the base's where it starts
+from the base, a half and the whole from scratch; the better of the two asks for one factor of two beyond it. Copies of a
+width also try two sizes of noise. Stack order tries no rate: it takes a quarter of the base's peak. What sleeps is woken by
+noise of the size of the trained weights, so there is nothing to tune.
 """
 
 from __future__ import annotations
@@ -20,19 +21,8 @@ AWAKE = 0.1
 """t where something sleeps. It wakes what sleeps whatever its value, and nothing else has copies to part."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How large the study is, here and in the smoke test."""
-
-    budget: int = 4000 * STEP_LLAMA
-    """FLOPs of the base, and of every arm."""
-    width: int = 32
-    layers: int = 2
-    rates: tuple[float, ...] = powers(-8, -6)
-    noises: tuple[float, ...] = (0.1, 0.2)
-    extend: int = 1
-    tuning_seed: int = 0
-    seeds: tuple[int, ...] = (1, 2)
+QUARTER = 0.25
+"""Of the base's peak: what every other way to double the layers chose on the first base."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +38,8 @@ class Direction:
     experts: int = 0
     method: Method = "ours"
     scratch: bool = False
+    share: float | None = None
+    """The peak over that of the base, where it is not tuned."""
 
 
 ARMS: Mapping[str, Direction] = {
@@ -57,6 +49,7 @@ ARMS: Mapping[str, Direction] = {
         "depth",
         layers=2,
         method="copied_readers",
+        share=QUARTER,
     ),
     "deeper": Direction("a new layer behind each, woken with random readers", "depth", layers=2),
     "llama_pro": Direction(
@@ -75,6 +68,30 @@ ARMS: Mapping[str, Direction] = {
     "experts scratch": Direction("from scratch", "experts", experts=SHARED, scratch=True),
 }
 """By name, in the order of the table."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the study is, here and in the smoke test."""
+
+    budget: int = 4000 * STEP_LLAMA
+    """FLOPs of the base, and of every arm."""
+    width: int = 32
+    layers: int = 2
+    rates: tuple[float, ...] = powers(-8, -6)
+    noises: tuple[float, ...] = (0.1, 0.2)
+    extend: int = 1
+    tuning_seed: int = 0
+    seeds: tuple[int, ...] = (1, 2)
+    arms: tuple[str, ...] = tuple(ARMS)
+    share: float | None = None
+    """The peak over that of the base in all arms, where it is not tuned."""
+
+
+DEEP = ("stacked", "llama_pro", "stack")
+"""Blocks in stack order that write nothing, copied blocks behind each, and the blocks on top of themselves."""
+LARGER = Sizes(width=64, arms=DEEP, share=QUARTER)
+"""Depth from a base of twice the width, where the peak of no arm is tuned."""
 
 
 def base(known: Known, sizes: Sizes) -> Arm:
@@ -104,14 +121,18 @@ def arm(known: Known, sizes: Sizes, name: str) -> Arm:
         if noise.chosen is None:
             return started.then(noise)
         started, spec = started.then(noise), noise.chosen
+    share = told.share if sizes.share is None else sizes.share
+    if share is not None:
+        return started.then(Arm((), replace(spec, lr=share * spec.lr)))
     top = spec.lr if told.scratch else spec.lr / 2
     rates = (top / 2, top)
     return started.then(search(known, lambda lr: replace(spec, lr=lr), rates, sizes.extend))
 
 
 def specs(known: Known, sizes: Sizes) -> Iterator[Spec]:
-    """Every run of the study: the tuning of every arm, then the reported seeds."""
-    yield from runs_of([base(known, sizes), *(arm(known, sizes, name) for name in ARMS)], sizes.seeds)
+    """Every run of the study: the tuning of every arm, then what it chose with all seeds."""
+    arms = [base(known, sizes), *(arm(known, sizes, name) for name in sizes.arms)]
+    yield from runs_of(arms, (sizes.tuning_seed, *sizes.seeds))
 
 
 def missing(known: Known, sizes: Sizes) -> Spec | None:

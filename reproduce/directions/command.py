@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -18,12 +19,13 @@ from ..frontier import text
 from ..frontier.command import compare
 from ..frontier.train import Trainer
 from ..store import RESULTS, Store
-from .arms import Sizes, missing
+from .arms import LARGER, Sizes, missing
 from .grow import grow
 from .models import setting
 from .page import FILE, show
 
 SMOKE = Sizes(budget=6 * Sizes().budget // 4000, rates=(2**-7,), noises=(0.1,), extend=0, seeds=(1,))
+SMOKE_LARGER = replace(SMOKE, width=LARGER.width, arms=LARGER.arms, share=LARGER.share)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with TemporaryDirectory() as folder:
                 return smoke(Path(folder))
         if options.stage == "all":
-            train(trainer(), Sizes(), options.runs)
-        return max(show(trainer().known, Sizes()), compare())
+            train(trainer(), (Sizes(), LARGER), options.runs)
+        return max(show(trainer().known, Sizes(), LARGER), compare())
     except MupscaleError as error:
         print(error)
         return 2
@@ -49,10 +51,10 @@ def trainer(results: Path = RESULTS, cache: Path = CACHE / "reproduce") -> Train
     return Trainer(Store(results / FILE), cache / "directions", setting, grow)
 
 
-def train(made: Trainer, sizes: Sizes, runs: int | None = None) -> None:
+def train(made: Trainer, studied: Sequence[Sizes], runs: int | None = None) -> None:
     """Make the runs that are missing, one after the other; each result may decide which come next."""
     for number in count():
-        spec = missing(made.known, sizes)
+        spec = next(filter(None, (missing(made.known, sizes) for sizes in studied)), None)
         if spec is None or number == runs:
             return
         made.run(spec)
@@ -62,5 +64,5 @@ def smoke(folder: Path) -> int:
     """Every arm at its smallest, on made-up data; nothing is kept."""
     small = partial(setting, tokens=text.made_up, measured=1)
     made = Trainer(Store(folder / FILE), folder / "cache", small, grow)
-    train(made, SMOKE)
-    return show(made.known, SMOKE)
+    train(made, (SMOKE, SMOKE_LARGER))
+    return show(made.known, SMOKE, SMOKE_LARGER)

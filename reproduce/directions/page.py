@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import log2
+from statistics import fmean
 from textwrap import fill
 
 from ..frontier.book import NOT_RUN, Seen, contest, seen
 from ..frontier.choose import Arm, Known
+from ..frontier.spec import Spec
+from ..frontier.train import Result
 from ..store import RESULTS, Store
-from .arms import ARMS, Sizes, arm, base
+from .arms import ARMS, DEEP, LARGER, Sizes, arm, base
 
 FILE = "directions.jsonl"
 OURS = ("ours", "copied_readers")
@@ -20,7 +23,7 @@ DIRECTIONS = ("depth", "width", "experts")
 
 def results(known: Known, sizes: Sizes) -> dict[str, Seen | None]:
     """Every arm with its reported seeds; None while a run is missing."""
-    return {name: seen(known, arm(known, sizes, name), sizes.seeds) for name in ARMS}
+    return {name: seen(known, arm(known, sizes, name), sizes.seeds) for name in sizes.arms}
 
 
 def gains(found: dict[str, Seen | None]) -> dict[str, tuple[float, bool] | None]:
@@ -54,32 +57,110 @@ def _is_pending(name: str, found: dict[str, Seen | None]) -> bool:
     return name in PENDING and found[name] is None
 
 
-def figures(known: Known, sizes: Sizes) -> dict[str, str]:
-    """The figures of the last line, in nats; below zero growing loses."""
-    found = results(known, sizes)
-    told = gains(found)
-    told |= {f"{of}_over_peers": gain for of, gain in against_peers(found).items()}
-    return {name: NOT_RUN if gain is None else f"{gain[0]:+.4f}" for name, gain in told.items()}
+def deep(known: Known, sizes: Sizes) -> dict[str, list[tuple[float, float]]]:
+    """For each way to double the layers: by how much the loss rises at growth, and where it ends, by seed.
+
+    The tuning seed comes first. Only ways that have all their seeds.
+    """
+    told = {}
+    for name in DEEP:
+        chosen = arm(known, sizes, name).chosen
+        seeds = () if chosen is None else (sizes.tuning_seed, *sizes.seeds)
+        found = [known(chosen.with_seed(seed)) for seed in seeds if chosen is not None]
+        made = [one for one in found if one is not None and one["held"] is not None]
+        if made and len(made) == len(found):
+            told[name] = [(_rise(one), float(one["held"])) for one in made]
+    return told
 
 
-def show(known: Known, sizes: Sizes, say: Callable[[str], object] = print) -> int:
-    """Print the table and the line of figures; 1 if a run is missing."""
+def _rise(result: Result) -> float:
+    noise = result["noise"]
+    return float(noise["after"]["choose"] - noise["before"]["choose"])
+
+
+def over_stack(known: Known, sizes: Sizes) -> list[float] | None:
+    """What stack order with writers of zero ends above G_stack, by seed; None while a run is missing."""
+    found = deep(known, sizes)
+    if not {"stacked", "stack"} <= found.keys():
+        return None
+    return [ours - theirs for (_, ours), (_, theirs) in zip(found["stacked"], found["stack"], strict=True)]
+
+
+def figures(known: Known, sizes: Sizes, larger: Sizes) -> dict[str, str]:
+    """The figures of the last line, in nats; below zero growing loses. `over_stack` is above zero where G_stack ends lower."""
     found = results(known, sizes)
-    own = seen(known, Arm((), base(known, sizes).chosen), sizes.seeds)
-    say(f"{'the base':64} {_cell(own)}")
-    for name, made in ARMS.items():
-        say(f"{': '.join(part for part in (made.of, made.label) if part):64} {_cell(found[name])}")
-    missing = [name for name, one in found.items() if one is None]
-    for name in missing:
-        say(f"missing: {name}")
-    say(" ".join(f"{name}={value}" for name, value in figures(known, sizes).items()))
+    told = {name: None if gain is None else gain[0] for name, gain in gains(found).items()}
+    told |= {
+        f"{of}_over_peers": None if gain is None else gain[0] for of, gain in against_peers(found).items()
+    }
+    for each in (sizes, larger):
+        apart = over_stack(known, each)
+        told[f"over_stack_{each.width}"] = None if apart is None else fmean(apart)
+    return {name: NOT_RUN if value is None else f"{value:+.4f}" for name, value in told.items()}
+
+
+def show(known: Known, sizes: Sizes, larger: Sizes, say: Callable[[str], object] = print) -> int:
+    """Print the tables and the line of figures; 1 if a run is missing."""
+    missing = []
+    for each in (sizes, larger):
+        found = results(known, each)
+        own = seen(known, Arm((), base(known, each).chosen), each.seeds)
+        say(f"{f'the base, of width {each.width}':68} {_cell(own)}")
+        for name, one in found.items():
+            say(f"{': '.join(part for part in (ARMS[name].of, ARMS[name].label) if part):68} {_cell(one)}")
+        missing += [f"{name}, from width {each.width}" for name, one in found.items() if one is None]
+    for line in missing:
+        say(f"missing: {line}")
+    say(" ".join(f"{name}={value}" for name, value in figures(known, sizes, larger).items()))
     return 1 if missing else 0
 
 
 def stored_section() -> str:
-    """The section from what is stored in the repository."""
+    """The sections from what is stored in the repository."""
     store = Store(RESULTS / FILE)
-    return section(lambda spec: store.known(spec.key), Sizes())
+
+    def known(spec: Spec) -> Result | None:
+        return store.known(spec.key)
+
+    return "\n".join(
+        part for part in (section(known, Sizes()), depth_section(known, Sizes(), LARGER)) if part
+    )
+
+
+def depth_section(known: Known, sizes: Sizes, larger: Sizes) -> str:
+    """Ways to double the layers beside each other, at the sizes whose runs are all stored; "" without any."""
+    kept = [each for each in (sizes, larger) if deep(known, each).keys() == set(DEEP)]
+    if not kept:
+        return ""
+    widths = " | ".join(f"width {each.width}: rises by | ends at" for each in kept)
+    lines = [f"| | {widths} |", "|---" * (2 * len(kept) + 1) + "|"]
+    for name in DEEP:
+        cells = [" | ".join(_three(known, each, name)) for each in kept]
+        lines += [f"| {ARMS[name].label} | {' | '.join(cells)} |"]
+    told = []
+    for each in kept:
+        apart = over_stack(known, each) or []
+        seeds = ", ".join(f"{one:+.4f}" for one in apart)
+        told.append(
+            f"Stack order minus G_stack at width {each.width}: {fmean(apart):+.4f} nats, by seed {seeds}."
+        )
+    fixed = (
+        f" At width {larger.width} nothing is tuned: the peak is a quarter of the base's."
+        if larger in kept
+        else ""
+    )
+    text = (
+        f"Two layers become four, with as many FLOPs again. Columns show by how much the held-out loss rises at growth, and its end, "
+        f"each as the mean of seeds {sizes.tuning_seed} to {max(sizes.seeds)}, all of which count.{fixed}"
+    )
+    return "\n".join(
+        ["### The order of new layers", "", fill(text, 120), "", *lines, "", fill(" ".join(told), 120), ""]
+    )
+
+
+def _three(known: Known, sizes: Sizes, name: str) -> tuple[str, str]:
+    rises, ends = zip(*deep(known, sizes)[name], strict=True)
+    return f"{fmean(rises):.4f}", f"{fmean(ends):.4f} ({max(ends) - min(ends):.4f})"
 
 
 def section(known: Known, sizes: Sizes) -> str:

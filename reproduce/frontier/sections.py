@@ -186,7 +186,7 @@ part in choosing this rule, the other settings had none.
 
 def _channels_of_the_mean(stored: list[Book]) -> str:
     """Streams that LayerNorm centres, by both ways of growing them; "" while nothing is stored."""
-    rows = []
+    rows, told = [], []
     for book in (book for book in stored if book.sizes.centred):
         tuned, copied = book.unseen("tuned"), book.unseen("copied readers")
         left, ruled, flat = (book.unseen(name) for name in unseen.MEANS)
@@ -195,18 +195,20 @@ def _channels_of_the_mean(stored: list[Book]) -> str:
             rows.append(
                 f"| {_unseen(book)} | {' | '.join(map(cell, (copied, ruled, left, flat)))} | {over} |"
             )
+            told.append(f"The third minus the fourth: {_lost(book, left.mean - flat.mean)}.")
     if not rows:
         return ""
     return f"""
 The rows of the GPT-2 above grow its stream, which LayerNorm centres, by copies, as `grow(…, by="units")` does. `upscale` gives it
 new channels that carry the mean of the others. Below both have copied readers. The first two columns follow the same rule. In the
 third nothing is done after `upscale`: the schedule goes on at the base's rate, and the moments of what was there are kept. The
-fourth is the third without the factor of the fold: all tensors have one rate. Nothing is tuned in any of them; the last column
-is the third against tuned copies.
+fourth is the third without the factor of the fold: all tensors have one rate. Nothing is tuned in any of them.
 
-| | stream by copies | new channels | new channels, nothing else done | the same, one rate | the third over tuned copies |
+| | stream by copies | new channels | new channels, nothing else done | the same, one rate | the third minus tuned copies |
 |---|---|---|---|---|---|
 {chr(10).join(rows)}
+
+{" ".join(told)}
 """
 
 

@@ -138,6 +138,7 @@ LAYERNORM = replace(
     cited_bases=(),
     cited_unseen=True,
     cited_mid_run=(),
+    cited_new_units=True,
     centred=True,
 )
 STEP_RESNET = 1_689_747_456
@@ -157,6 +158,7 @@ IMAGES = Sizes(
     extend=1,
     cited_exactness=False,
     cited_unseen=True,
+    cited_new_units=True,
 )
 SMOKE = Sizes(
     unit=30_000_000,

@@ -151,4 +151,4 @@ def _cell(seen: Seen | None) -> str:
 
 
 def _row(name: str, cells: Sequence[str]) -> str:
-    return f"{name:46}" + "".join(f"{cell:28}" for cell in cells).rstrip()
+    return f"{name:45} " + "".join(f"{cell:28}" for cell in cells).rstrip()

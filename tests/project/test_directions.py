@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import mupscale as mu
-from reproduce.directions.arms import ARMS, Sizes, arm, missing
+from reproduce.directions.arms import ARMS, DEEP, LARGER, QUARTER, Sizes, arm, base, missing
 from reproduce.directions.grow import grow
 from reproduce.directions.models import setting
-from reproduce.directions.page import figures, results, section
+from reproduce.directions.page import depth_section, figures, results, section
 from reproduce.frontier.spec import Spec
 
 pytestmark = pytest.mark.nightly
@@ -71,7 +71,8 @@ def invented(spec):
 
     loss = 4.0 + 0.01 * (log2(spec.lr) + 9) ** 2 - 0.1 * (spec.shape != BASE.shape) + 0.001 * spec.seed
     loss += 0.0 if spec.start else 0.3
-    return {"choose": loss, "held": loss}
+    rises = {"before": {"choose": 4.0}, "after": {"choose": 4.5 if spec.method == "stack" else 4.0}}
+    return {"choose": loss, "held": loss, "noise": rises}
 
 
 def test_the_runs_end_and_the_table_says_what_they_say():
@@ -85,11 +86,28 @@ def test_the_runs_end_and_the_table_says_what_they_say():
     on = arm(stored.get, sizes, "goes on").chosen
     assert on is not None
     assert on.lr == 2**-9
-    assert figures(stored.get, sizes)["depth"] == "+0.1000"
+    assert figures(stored.get, sizes, LARGER)["depth"] == "+0.1000"
     assert "Growing deeper ends 0.100 nats below" in " ".join(section(stored.get, sizes).split())
     copies = arm(stored.get, sizes, "copies").chosen
     assert copies is not None
     assert copies.noise in sizes.noises
+
+
+def test_depth_on_two_sizes_counts_every_seed():
+    stored: dict[Spec, dict[str, float]] = {}
+    for sizes in (Sizes(), LARGER):
+        while (spec := missing(stored.get, sizes)) is not None:
+            stored[spec] = invented(spec)
+            if spec.method == "copied_readers" and spec.width == LARGER.width:
+                stored[spec]["held"] += 0.003
+    for name in DEEP:
+        chosen, started = (made.chosen for made in (arm(stored.get, LARGER, name), base(stored.get, LARGER)))
+        assert chosen is not None
+        assert started is not None
+        assert chosen.lr == QUARTER * started.lr
+        assert all(chosen.with_seed(seed) in stored for seed in (0, 1, 2))
+    assert figures(stored.get, Sizes(), LARGER)["over_stack_64"] == "+0.0030"
+    assert "| 0.5000 | " in depth_section(stored.get, Sizes(), LARGER)
 
 
 def test_noise_goes_to_copies_alone():
