@@ -329,7 +329,12 @@ def test_means_are_taken_of_pieces_and_once_for_all_blocks_of_a_tensor(monkeypat
 
 @pytest.mark.parametrize(
     ("mean", "code"),
-    [((0,), None), ((0, 1), "plan.mean_in_parts"), ((2,), "plan.mean_in_parts"), ((1, 1), "plan.mean_in_parts")],
+    [
+        ((0,), None),
+        ((0, 1), "plan.mean_in_parts"),
+        ((2,), "plan.mean_in_parts"),
+        ((1, 1), "plan.mean_in_parts"),
+    ],
 )
 def test_a_job_takes_means_along_one_dimension(tmp_path, mean, code):
     job, move, _ = wide_job(tmp_path / "base", ["out: 40+9", "in: 5+5"], [torch.ones(40, 5)])

@@ -247,8 +247,10 @@ def evidence(family: FamilyPlan) -> str:
     seen = family.evidence
     how = "the registry and the search" if seen.source == "row" else "the search alone"
     steps = f"; {seen.steps} AdamW steps to {seen.worst_step:.0e}, with the base's rates and eps {seen.control:.0e}"
+    if family.plan.carries_mean:
+        steps = f"; on a trained copy the loss and pulled-back gradients to {seen.worst_step:.0e}, with zeros for means {seen.control:.0e}"
     lines = [
         f"found by {how}, {seen.trials} tried on a copy of {seen.parameters:,} parameters in float64:",
-        f"  gradients agree to {seen.worst_gradient:.0e}{steps if seen.steps else ''}",
+        f"  gradients agree to {seen.worst_gradient:.0e}{steps if seen.steps or family.plan.carries_mean else ''}",
     ]
     return "\n".join([*lines, *(f"  note: {note}" for note in family.notes)])

@@ -169,9 +169,7 @@ class _Copy:
     """The plan of the copy's width."""
 
 
-def _lifted_from_copy(
-    chain: Chain, width: Width, wide: Tensors, centred: bool
-) -> tuple[_Copy, Plan, Powers]:
+def _lifted_from_copy(chain: Chain, width: Width, wide: Tensors, centred: bool) -> tuple[_Copy, Plan, Powers]:
     """What a small copy has shown, its plan at the full sizes, and the powers in it; by copies where means do not lift."""
     copy = _found_on_copy(chain, width, wide, centred)
     source = copy.found.plan, copy.found.powers

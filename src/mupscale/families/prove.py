@@ -105,9 +105,7 @@ def prove(family: FamilyPlan, steps: int = 5) -> FamilyPlan:
         plan=copied.plan,
         steps=steps,
     ).raise_if_broken()
-    control = (
-        _without_means(run, copied) if means else _control(run, copied, step, certificate.base_losses)
-    )
+    control = _without_means(run, copied) if means else _control(run, copied, step, certificate.base_losses)
     if not control > _CONTROL:
         raise MupscaleError(
             "the proof proves nothing",

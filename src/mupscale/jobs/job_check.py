@@ -122,7 +122,9 @@ def _kernel(move: Move) -> Iterator[Reason]:
         yield Reason("job.axes_other_shape", f"its axes give shape {wide}, its place has {move.target.shape}")
     if not all(axis.duplicates for axis in making.axes):
         yield Reason("axis.not_whole_copies", "its axes do not grow by whole copies")
-    if len(making.mean) > 1 or any(dim >= len(making.axes) or not making.axes[dim].base for dim in making.mean):
+    if len(making.mean) > 1 or any(
+        dim >= len(making.axes) or not making.axes[dim].base for dim in making.mean
+    ):
         yield Reason(
             "plan.mean_in_parts",
             f"new channels are means along dimensions {making.mean}, expected one dimension of {len(making.axes)}",

@@ -192,7 +192,13 @@ class BlockMaker:
         return self._staging.on_device(room)
 
     def _expand_(
-        self, out: Tensor, making: Making, start: list[int], read: Tensor, lows: list[int], stored: torch.dtype
+        self,
+        out: Tensor,
+        making: Making,
+        start: list[int],
+        read: Tensor,
+        lows: list[int],
+        stored: torch.dtype,
     ) -> None:
         """Expand what was read of a base of dtype `stored`, or its mean."""
         compute = torch.promote_types(compute_dtype(stored), compute_dtype(out.dtype))
