@@ -58,6 +58,36 @@ def expand_slowly(base: Tensor, axes: Sequence[Axis], scale: Scale = ONE) -> Ten
     return out
 
 
+def mean_slowly(base: Tensor, axes: Sequence[Axis], dim: int, scale: Scale = ONE) -> Tensor:
+    """The same where new channels along `dim` carry the mean of the others: numbers of Python, added one pair at a time."""
+    out = expand_slowly(base, axes, scale)
+    for index in product(*(range(axis.wide) for axis in axes)):
+        source = [axis.source(i) for axis, i in zip(axes, index, strict=True)]
+        if [d for d, at in enumerate(source) if at is None] != [dim]:
+            continue
+        others = [[*source[:dim], at, *source[dim + 1 :]] for at in range(axes[dim].base)]
+        values = [float(base[tuple(other)]) for other in others]
+        mean = _added(values) / len(values)
+        divisor = scale.fraction.denominator if scale.fraction and scale.fraction.numerator == 1 else None
+        found = torch.tensor(mean / divisor if divisor else mean * float(scale), dtype=torch.float64)
+        out[index] = found.to(torch.float32 if base.itemsize < 4 else base.dtype).to(base.dtype)
+    return out
+
+
+def _added(values: list[float]) -> float:
+    """Runs of 64, one after the other; the first half of a run plus its second, until one number is left."""
+    total = None
+    for start in range(0, len(values), 64):
+        run = values[start : start + 64]
+        while len(run) > 1:
+            half = len(run) // 2
+            pairs = zip(run[:half], run[-half:], strict=True)
+            run = [a + b for a, b in pairs] + run[half : len(run) - half]
+        total = run[0] if total is None else total + run[0]
+    assert total is not None
+    return total
+
+
 def _scaled(entry: Tensor, scale: Scale) -> Tensor:
     entry = entry.float() if entry.itemsize < 4 else entry
     ratio = scale.fraction

@@ -13,7 +13,9 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 
 import mupscale as mu  # noqa: E402
 from harness.refusals import refusal, refused  # noqa: E402
-from harness.tiny_llama import LLAMA, SIZES, cli, same_bits, saved  # noqa: E402
+from harness.sharded_bases import save_directory, train  # noqa: E402
+from harness.tiny_llama import LLAMA, SIZES, TOKENS, cli, new, same_bits, saved  # noqa: E402
+from mupscale.checkpoints.state.trainer_state import trainer_order  # noqa: E402
 from mupscale.families.config.early import ANY_SIZE, refuse_fraction, sizes_for  # noqa: E402
 from mupscale.families.config.goal import Goal, small_goals  # noqa: E402
 from mupscale.families.copy.lift import _axis as lift_axis  # noqa: E402
@@ -24,6 +26,7 @@ from mupscale.families.prove import prove  # noqa: E402
 from mupscale.families.record import FamilyPlan  # noqa: E402
 from mupscale.families.steps.width import try_other_size  # noqa: E402
 from mupscale.rules import Axis, Scale  # noqa: E402
+from mupscale.runs.growth_record import read_plans  # noqa: E402
 
 ALL = "hidden=48,heads=6,kv_heads=3,ffn=52"
 ROOT = Fraction(1, 2)
@@ -323,3 +326,34 @@ def test_the_call_is_the_command_and_train_py_takes_half_of_the_base_rate(tmp_pa
     mu.grow_checkpoint(base, tmp_path / "asleep", 2, by="units")
     asleep = load_file(tmp_path / "asleep" / "model.safetensors")
     assert float(asleep["model.layers.0.mlp.up_proj.weight"][40:].abs().max()) == 0
+
+
+def test_a_stream_behind_layer_norm_gets_channels_that_carry_the_mean(tmp_path):
+    """By `upscale`, which wakes it, and not by `grow`, which promises the base's training; the state is that of a live run."""
+    sizes = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, **TOKENS}
+    drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model, words = new("GPT2", **sizes, **drops), torch.randint(0, 97, (4, 16))
+    loss = lambda model: model(words, labels=words).loss  # noqa: E731
+    run = train("gpt2", model)
+    save_directory(run, tmp_path / "base")
+    ends = tmp_path / "base", tmp_path / "wide"
+    assert cli("upscale", *ends, "--to hidden=48,heads=6 --quiet") == 0
+    assert cli("check", ends[1], "--base", ends[0], "--levels", "bytes,layout") == 0
+    plan, _ = read_plans(ends[1])
+    config = transformers.GPT2Config.from_pretrained(ends[1])
+    live = mu.upscale(run, lambda: transformers.GPT2LMHeadModel(config), mu.NewUnits(), plan=plan, loss=loss)
+    stored = same_bits(ends[1], live.model)
+    torch.testing.assert_close(loss(live.model), loss(model), rtol=1e-5, atol=0)
+    table = stored["transformer.wte.weight"]
+    assert plan["transformer.wte.weight"].mean == (1,)
+    assert torch.equal(table[:, 32:], table[:, 32:33].expand(97, 16))
+    kept = torch.load(ends[1] / "optimizer.pt", weights_only=True)["state"]
+    order = [name for names in trainer_order(live.model, {}) for name in names]
+    for number, name in enumerate(order):
+        for key, value in live.optimizers[0].state[live.model.get_parameter(name)].items():
+            assert torch.equal(kept[number][key], value), (name, key)
+    moment = kept[order.index("transformer.wte.weight")]["exp_avg"]
+    assert bool(moment[:, :32].any())
+    assert not bool(moment[:, 32:].any())
+    with refused("axis.padding_changes_mean"):
+        family_plan(tmp_path / "base", to="hidden=48,heads=6", by="units")

@@ -57,7 +57,7 @@ from mupscale.jobs.verify_bytes import check_alone, check_bytes
 from mupscale.jobs.work_units import Block, Stretch, WorkUnits
 from mupscale.jobs.worker import run_job, run_worker
 from mupscale.noise.resolved import NoisePlan, ResolvedNoise, restore_noise
-from mupscale.tensors.expand import expand
+from mupscale.tensors.expand import RUN, expand
 from mupscale.tensors.making import Making
 from mupscale.tensors.noise import TensorNoise, Waking
 from mupscale.tensors.parts import Rectangle
@@ -245,7 +245,8 @@ def wide_job(path: Path, axes: list[str], tensors: list[Tensor], **options: Any)
     cat = options.pop("cat", None)
     fold = mu.rules.Scale.of(options.pop("fold", "1"))
     names = tuple(f"w{i}" for i in range(len(tensors)))
-    entry = mu.plans.TensorPlan(names, parsed, cat=cat, fold=fold, shift=options.pop("shift", 0))
+    shift, mean = options.pop("shift", 0), options.pop("mean", ())
+    entry = mu.plans.TensorPlan(names, parsed, cat=cat, fold=fold, shift=shift, mean=mean)
     noise = options.pop("noise", None)
     resolved = None
     if noise is not None:
@@ -288,6 +289,12 @@ CASES: dict[str, tuple[list[str], list[tuple[int, ...]], dict[str, Any]]] = {
     "copied heads": (["out: 3+2 * 7+4", "in: 33+40"], [(21, 33)], {"noise": woken_noise()}),
     "copied experts, cut": (["4", "out: 20+30", "in: 15+9"], [(4, 20, 15)], {"noise": woken_noise(2)}),
     "copied and joined": (["out: 25+25 | 35+70", "in: 20+1"], [(25, 20), (35, 20)], {"cat": 0, "noise": woken_noise()}),
+    "means of rows": (["out: 150+90", "in: 20+3"], [(150, 20)], {"mean": (0,), "fold": "2^(1/2)"}),
+    "means of columns": (["in: 33x2", "out: 70+90"], [(33, 70)], {"mean": (1,), "fold": "1/3"}),
+    "means of a vector": (["out: 700+500"], [(700,)], {"mean": (0,)}),
+    "means of experts": (["4", "out: 65+30", "in: 15+9"], [(4, 65, 15)], {"mean": (1,), "noise": woken_noise(1)}),
+    "means and copied units": (["out: 140+90", "in: 33+10"], [(140, 33)], {"mean": (0,), "noise": woken_noise(0)}),
+    "means of joined rows": (["out: 150+10", "in: 20+2"], [(70, 20), (80, 20)], {"cat": 0, "mean": (0,)}),
 }  # fmt: skip
 
 
@@ -302,6 +309,41 @@ def test_every_shape_of_move_gives_the_kernels_bits(tmp_path, case):
     assert check_bytes(job) == []
     if want.numel() * 4 > 1024:
         assert WorkUnits(job).blocks > 1
+
+
+def test_means_are_taken_of_pieces_and_once_for_all_blocks_of_a_tensor(monkeypatch):
+    base, reads = torch.randn(1000, 300), [0]
+    made = Making((mu.rules.Axis.parse("out: 1000+400"), mu.rules.Axis.fixed(300)), mean=(0,))
+
+    def read_(lows: list[int], room: Tensor) -> None:
+        reads.append(room.numel())
+        room.copy_(Rectangle(tuple(lows), tuple(room.shape)).within(base, (0, 0)))
+
+    monkeypatch.setattr(blocks, "_MEANS", 128)
+    stored, maker = StoredBase(base.dtype, (0, 0), tuple(base.shape), read_), BlockMaker()
+    for start in (1000, 1100, 1399):
+        found = maker.make(made, stored, (start, 0), (1, 300), base.dtype)
+        assert_bitwise(found, expand(base, made)[start : start + 1])
+    assert max(reads) <= 128 * RUN < sum(reads) == base.numel()
+
+
+@pytest.mark.parametrize(
+    ("mean", "code"),
+    [
+        ((0,), None),
+        ((0, 1), "plan.mean_in_parts"),
+        ((2,), "plan.mean_in_parts"),
+        ((1, 1), "plan.mean_in_parts"),
+    ],
+)
+def test_a_job_takes_means_along_one_dimension(tmp_path, mean, code):
+    job, move, _ = wide_job(tmp_path / "base", ["out: 40+9", "in: 5+5"], [torch.ones(40, 5)])
+    moved = replace(job, moves=(replace(move, making=replace(move.making, mean=mean)),))
+    assert Job.from_json(moved.to_json().encode()) == moved
+    if code is None:
+        check_job(moved)
+    else:
+        refusal(lambda: check_job(moved), code)
 
 
 @pytest.mark.parametrize(
@@ -977,20 +1019,34 @@ def test_a_worker_that_died_while_it_wrote_the_job_leaves_nothing_in_the_way(bas
     assert check_bytes(job) == []
 
 
-@pytest.mark.parametrize("by", ["units", "copies"])
+def gpt2(width: int) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_embd": width, "n_head": width // 8, "n_layer": 1, "vocab_size": 97, "n_positions": 64}
+    drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **drops, bos_token_id=0, eos_token_id=0))
+
+
+@pytest.mark.parametrize("by", ["units", "copies", "means"])
 def test_new_units_and_split_entries_are_those_that_a_live_model_saves(tmp_path, by):
-    """By one worker, by three, and by a process that is killed in the middle and goes on."""
+    """By one worker, by two, by three, and by a process that is killed in the middle and goes on."""
     pytest.importorskip("transformers")
     from harness.sharded_bases import kill_in_the_middle
     from harness.sharded_cases import SIZES, UNITS, llama_model, words_loss
 
     torch.manual_seed(0)
-    live, sizes = llama_model(SIZES), UNITS if by == "units" else {**SIZES, "intermediate_size": 100}
-    plan = mu.infer_plan(live, lambda: llama_model(sizes), loss=words_loss, by=by)
-    wide = mu.upscale(live, lambda: llama_model(sizes), mu.NewUnits(), plan=plan, seed=5, prove=False)
+    if by == "means":
+        live = gpt2(32)
+        plan = mu.upscale(live, lambda: gpt2(48), mu.NewUnits(), loss=words_loss).plan
+        wide = mu.upscale(live, lambda: gpt2(48), mu.NewUnits(), plan=plan, seed=5, prove=False)
+        assert plan.carries_mean
+    else:
+        live, sizes = llama_model(SIZES), UNITS if by == "units" else {**SIZES, "intermediate_size": 100}
+        plan = mu.infer_plan(live, lambda: llama_model(sizes), loss=words_loss, by=by)
+        wide = mu.upscale(live, lambda: llama_model(sizes), mu.NewUnits(), plan=plan, seed=5, prove=False)
     for model, name in ((live, "base"), (wide.model, "want")):
         model.save_pretrained(tmp_path / name)  # type: ignore[operator]
-    assert wide.provenance["noise"]["copied" if by == "units" else "split"]
+    assert wide.provenance["noise"]["split" if by == "copies" else "copied"]
     want = (tmp_path / "want" / "model.safetensors").read_bytes()
     stored = replace(plan, tensors={n: t for n, t in plan.tensors.items() if t.kind == "parameter"})
 
@@ -1000,7 +1056,7 @@ def test_new_units_and_split_entries_are_those_that_a_live_model_saves(tmp_path,
         assert Job.from_json(made.to_json().encode()) == made
         return made
 
-    for name, workers in (("one", 1), ("three", 3), ("resumed", 1)):
+    for name, workers in (("one", 1), ("two", 2), ("three", 3), ("resumed", 1)):
         if name == "resumed":
             kill_in_the_middle(job(name))
         for worker in range(workers):

@@ -299,6 +299,50 @@ def family() -> str:
     return str(mu.plans.family_plan(config.to_dict(), 2).plan.hash)
 
 
+class Centred(nn.Module):
+    """A stream behind LayerNorm, which a linear layer writes into along its rows."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.inner, self.up, self.down = nn.Linear(3, n), nn.Linear(n, 2 * n), nn.Linear(2 * n, n)
+        self.first, self.last, self.outer = nn.LayerNorm(n), nn.LayerNorm(n), nn.Linear(n, 5)
+
+    def forward(self, x):
+        x = self.inner(x)
+        return self.outer(self.last(x + self.down(torch.tanh(self.up(self.first(x))))))
+
+
+def means() -> list[bool]:
+    """New channels that carry a mean, from files and from a running base whose rows lie on all ranks: the bits of one process."""
+    torch.manual_seed(0)
+    base, path, mesh = Centred(10), folder() / "centred", init_device_mesh("cpu", (dist.get_world_size(),))
+    if dist.get_rank() == 0:
+        with warnings.catch_warnings(action="ignore"):
+            save_dcp(base.state_dict(), checkpoint_id=path, no_dist=True)
+    dist.barrier()
+    x = torch.ones(2, 3)
+    want = mu.upscale(
+        base, lambda: Centred(15), loss=lambda m: m(x.to(m.inner.weight)).square().mean(), seed=5
+    )
+    assert want.plan is not None
+    assert want.plan["down.weight"].mean == (0,)
+
+    def cut(n: int) -> Any:
+        model: Any = mu.plans.on_meta(lambda: Centred(n))
+        fully_shard(model, mesh=mesh)
+        return model
+
+    same = identity_plan(base)
+    found = []
+    for source in (path, mu.load_grown_(path, cut(10), plan=same, prove=False)):
+        run = mu.load_grown_(source, cut(15), plan=want.plan, noise=mu.NewUnits(), seed=5)
+        whole = {name: tensor.full_tensor() for name, tensor in run.model.state_dict().items()}
+        found.append(
+            all(torch.equal(whole[name], tensor) for name, tensor in want.model.state_dict().items())
+        )
+    return found
+
+
 def metadata_shared() -> dict[str, Any]:
     """How often this rank reads a pickle, when tables can be shared, and when they cannot."""
     path, grown = saved(10), plan(10, 2)
@@ -357,7 +401,7 @@ def sizes_that_differ() -> str:
 
 
 CASES = ["collectives", "what_is_read", "refused", "nothing_is_left"]
-CASES += ["gathered", "failing_between_messages", "prefixes", "family", "metadata_shared"]
+CASES += ["gathered", "failing_between_messages", "prefixes", "family", "metadata_shared", "means"]
 
 
 @pytest.fixture(scope="module")
@@ -456,6 +500,10 @@ def test_ranks_that_name_different_tensors_are_refused(two):
 
 def test_a_family_plan_is_the_same_on_every_rank(two):
     assert len(set(two["family"])) == 1
+
+
+def test_means_have_the_bits_of_one_process(two):
+    assert two["means"] == [[True, True]] * 2
 
 
 def test_one_rank_of_a_node_reads_the_metadata(two):

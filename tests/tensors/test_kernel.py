@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 import mupscale as mu
 from harness.closeness import assert_bitwise
-from harness.oracle import expand_slowly
+from harness.oracle import expand_slowly, mean_slowly
 from harness.profiles import examples
 from harness.refusals import refusal
 from harness.strategies import axes, making
 from mupscale.tensors import expand as kernel
 from mupscale.tensors.collapse import collapse
 from mupscale.tensors.expand import expand, expand_
+from mupscale.tensors.making import Making
+from mupscale.tensors.parts import Rectangle
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 INTEGERS = [torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -72,6 +74,33 @@ def test_any_slice_of_the_fast_kernel_has_the_bits_of_the_slow_twin(cases):
     starts: Any = {"out_start": [low for low, _ in where], "base_start": [low for low, _ in reads]}
     assert expand_(out, piece, making(growth, scale), **starts) is out
     assert_bitwise(out, want[tuple(slice(*ends) for ends in where)], "a slice")
+
+
+@examples(60)
+@given(st.data())
+def test_any_slice_of_means_has_the_bits_of_the_slow_twin_and_of_parts(cases):
+    """From the whole base, and from the range that `Making.reads` covers; of one row more or less there are other means."""
+    dim, size = cases.draw(st.integers(0, 1)), cases.draw(st.sampled_from([1, 2, 7, 64, 65, 131]))
+    growth = [mu.rules.Axis.parse(cases.draw(st.sampled_from(["3", "in: 2x2", "2+2", "1x2 * 2+1"])))]
+    growth.insert(dim, mu.rules.Axis.parse(f"out: {size}+{cases.draw(st.integers(1, 9))}"))
+    dtype, scale = cases.draw(st.sampled_from(FLOATS)), mu.rules.Scale.of(cases.draw(st.sampled_from(SCALES)))
+    base = filled(growth, dtype, cases.draw(st.integers(0, 99)), strided=cases.draw(st.booleans()))
+    made = Making(tuple(growth), scale, mean=(dim,))
+    want = mean_slowly(base, growth, dim, scale)
+    assert_bitwise(expand(base, made), want)
+    (top, bottom), (left, right) = cases.draw(rectangles(growth))
+    part = Rectangle((top, left), (bottom - top, right - left))
+    read = made.reads.cover(part)
+    slice_ = read.within(base, (0, 0))
+    found = expand_(base.new_empty(part.shape), slice_, made, out_start=part.start, base_start=read.start)
+    assert_bitwise(found, part.within(want, (0, 0)).contiguous())
+    if size > 2 and part.numel and right == growth[1].wide and bottom == growth[0].wide:
+        short = slice_.narrow(dim, 1, size - 1)
+        begin = [at + (d == dim) for d, at in enumerate(read.start)]
+        refusal(
+            lambda: expand_(base.new_empty(part.shape), short, made, out_start=part.start, base_start=begin),
+            "plan.mean_in_parts",
+        )
 
 
 def test_the_slow_twin_is_not_blind():

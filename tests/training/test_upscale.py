@@ -298,7 +298,7 @@ def test_new_channels_of_a_centred_stream_carry_the_mean_and_nothing_less():
             mu.upscale(base, lambda: centred(6), plan=changed, loss=loss)
 
 
-def test_growing_exactly_copies_a_centred_stream_and_parts_of_it_have_no_mean():
+def test_growing_exactly_copies_a_centred_stream_and_one_rank_loads_a_woken_one():
     torch.manual_seed(0)
     x, base = torch.randn(16, 3, dtype=torch.float64), centred(4).double()
 
@@ -331,8 +331,16 @@ def test_growing_exactly_copies_a_centred_stream_and_parts_of_it_have_no_mean():
         step(wide, 0)
     with pytest.warns(UserWarning, match="new units are in use"):
         mu.narrow(wide, lambda: centred(4).double())
-    with refused("plan.mean_in_parts"):
-        mu.load_grown_(mu.Run(base), mu.Run(make()), plan=carried)
+    loaded = mu.load_grown_(mu.Run(base), mu.Run(make()), plan=carried)
+    assert OUTPUTS_ALONE in str(loaded.plan)
+    for part, want in zip(
+        loaded.model.parameters(),
+        mu.grow(base, make, plan=carried, loss=loss).model.parameters(),
+        strict=True,
+    ):
+        assert torch.equal(part, want)
+    with refused("proof.steps_with_means"):
+        mu.verify_sharded(mu.Run(base), loaded, step=step)
 
 
 def test_noise_means_copies_and_an_unknown_way_is_refused():

@@ -166,6 +166,7 @@ def plan_growth(base: Base, request: Request, architecture: str | None) -> Famil
             export=request.export,
             stored=list(directory.tensors),
             declared=request.declared,
+            centred=request.centred,
         )
     except MupscaleError as error:
         if not _DECLARED & set(error.codes):

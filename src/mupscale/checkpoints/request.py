@@ -60,6 +60,16 @@ class Request:
         return self.noise is not None and self.noise[0] in READERS
 
     @property
+    def centred(self) -> bool:
+        """Whether new channels of a stream behind LayerNorm may carry the mean of the others: training is not the base's then.
+
+        >>> goal = Goal.parse(2, by="units")
+        >>> Request(goal, noise=("copied", 1.0)).centred, Request(goal).centred
+        (True, False)
+        """
+        return self.wakes and self.goal.by == "units"
+
+    @property
     def rise(self) -> float | None:
         """The share of what was learned by which the loss may rise, where the size of the noise is to be measured.
 

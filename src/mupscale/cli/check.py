@@ -141,12 +141,18 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
         export=request.export,
         stored=list(directory.tensors),
         declared=request.declared,
+        centred=request.centred,
     )
     seen = family.evidence
     said = (
         f"gradients of a small copy agree to {seen.worst_gradient:.0e}, {seen.steps} AdamW steps to "
         f"{seen.worst_step:.0e} (with the base's rates and eps {seen.control:.0e})"
     )
+    if family.plan.carries_mean:
+        said = (
+            f"loss and pulled-back gradients of a small copy agree to {max(seen.worst_gradient, seen.worst_step):.0e} (with "
+            f"zeros for means the loss is off by {seen.control:.0e})"
+        )
     want = wide_config(family.wide_config, request.dtype)
     faults = [
         Fault("growth.config_differs", f"config.json: {name}", f"{new} in the record, {old} by the base")

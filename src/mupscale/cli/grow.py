@@ -101,7 +101,7 @@ class _Printer:
                 flush=True,
             )
         if event.request.wakes:
-            print(woken(event.family), flush=True)
+            print(woken(directory, event.family), flush=True)
         if self._chosen.dry_run:
             print(cost(directory, event.family, event.request, existing_above(event.out)), flush=True)
 

@@ -9,6 +9,7 @@ import argparse
 import json
 import shutil
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -195,13 +196,38 @@ def hyperparameters(plan: Plan) -> str:
     )
 
 
-def woken(family: FamilyPlan) -> str:
-    """What waking does to the loss, and which sizes grow by copies although units were asked for."""
-    jump, sizes = family.evidence.jump, copied_sizes(family.plan)
+def woken(directory: Directory, family: FamilyPlan) -> str:
+    """What waking does to the loss, and which sizes grow by copies, or carry the mean, although units were asked for."""
+    jump, sizes, means = family.evidence.jump, copied_sizes(family.plan), mean_sizes(family.plan)
     by = f"; by copies, where zeros are not possible: {', '.join(sizes)}" if sizes else ""
-    return (
+    said = (
         f"new units wake, and the loss is the base's: it moves by {jump or 0.0:.0e} on the small copy{by}\n"
     )
+    if means:
+        said += (
+            f"new channels carry the mean of the others, which LayerNorm subtracts: {', '.join(means)}. Outputs are the base's, and "
+            f"training is not. The means cost {size(_read_for_means(directory, family.plan))} that each writer may read again\n"
+        )
+    return said
+
+
+def _read_for_means(directory: Directory, plan: Plan) -> int:
+    """Bytes of the base whose tensors are read a second time, for the means that their new channels carry."""
+    entries = sum(prod(entry.base_shape) for entry in plan.tensors.values() if entry.mean)
+    held = sum(place.bytes for place in directory.tensors.values())
+    return round(held * entries / max(1, plan.parameters("base")))
+
+
+def mean_sizes(plan: Plan) -> list[str]:
+    """The sizes whose new channels carry the mean of the others, each once.
+
+    >>> from mupscale.plans import TensorPlan
+    >>> from mupscale.rules import Axis
+    >>> mean_sizes(Plan({"w": TensorPlan(("w",), (Axis.parse("out: 4+2"), Axis.parse("in: 6+6")), mean=(0,))}))
+    ['4 -> 6']
+    """
+    axes = [entry.axes[dim] for entry in plan.tensors.values() for dim in entry.mean]
+    return list(dict.fromkeys(f"{axis.base} -> {axis.wide}" for axis in axes))
 
 
 def copied_sizes(plan: Plan) -> list[str]:
@@ -221,8 +247,10 @@ def evidence(family: FamilyPlan) -> str:
     seen = family.evidence
     how = "the registry and the search" if seen.source == "row" else "the search alone"
     steps = f"; {seen.steps} AdamW steps to {seen.worst_step:.0e}, with the base's rates and eps {seen.control:.0e}"
+    if family.plan.carries_mean:
+        steps = f"; on a trained copy the loss and pulled-back gradients to {seen.worst_step:.0e}, with zeros for means {seen.control:.0e}"
     lines = [
         f"found by {how}, {seen.trials} tried on a copy of {seen.parameters:,} parameters in float64:",
-        f"  gradients agree to {seen.worst_gradient:.0e}{steps if seen.steps else ''}",
+        f"  gradients agree to {seen.worst_gradient:.0e}{steps if seen.steps or family.plan.carries_mean else ''}",
     ]
     return "\n".join([*lines, *(f"  note: {note}" for note in family.notes)])

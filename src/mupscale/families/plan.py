@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from ..errors import Fault, raise_faults
+from ..errors import Fault, MupscaleError, raise_faults
 from ..extras import needs
 from ..files.directory import has_weights, read_directory
 from ..models.names import pattern_of
 from ..noise.where import exempt_of
 from ..planning.search.search import Found
 from ..plans.plan import Plan
+from ..plans.tensor_plan import Powers
 from ..tensors.devices import on_cpu
 from .config.goal import Goal, Way
 from .config.grown import refuse_nothing
@@ -75,6 +76,7 @@ def family_plan(
     export: str | None = None,
     stored: Sequence[str] | None = None,
     declared: Declarations | Mapping[str, Any] | None = None,
+    centred: bool = False,
 ) -> FamilyPlan:
     """The plan that grows a checkpoint of this configuration, tested on a small copy; raises with reasons if none is exact.
 
@@ -84,6 +86,8 @@ def family_plan(
       "positions=4096" positions; "experts=8,top_k=2,expert_ffn=64" adds experts that sleep next to the dense layers, in the
       class of "into=granitemoeshared" or the first that holds the base.
     - `by="units"` adds new units, zeros behind the base's units, wherever that is exact; other spaces grow by copies.
+      `centred` lets new channels of a stream behind LayerNorm carry the mean of the others, where that is possible: outputs are
+      exact then, and training is not the base's. `mupscale upscale` asks for it, because it wakes what is new anyway.
     - `export="granite"` grows Llama-like models into Granite, whose configuration shows the multipliers.
     - `stored` are the names of the tensors in the checkpoint, which for a directory with weights are read from it; the
       plan's `reading` says how the stock class reads them.
@@ -111,9 +115,7 @@ def family_plan(
         refuse_nothing(as_data(start.config), goal)
     wide_model = on_meta(*wide)
     base_model = chain.models[0]
-    copy = _found_on_copy(chain, width, Tensors.of(wide_model))
-    source = copy.found.plan, copy.found.powers
-    plan, powers = whole_plan(chain, copy.plans, width, source, Tensors.of(wide_model))
+    copy, plan, powers = _lifted_from_copy(chain, width, Tensors.of(wide_model), centred)
     worst = max(copy.found.worst, copy.chain.tried())
     small = copy.chain.start.config
     parts = stored_parts(factory(cls)(small), Tensors.of(base_model).shapes)
@@ -167,13 +169,25 @@ class _Copy:
     """The plan of the copy's width."""
 
 
-def _found_on_copy(chain: Chain, width: Width, wide: Tensors) -> _Copy:
+def _lifted_from_copy(chain: Chain, width: Width, wide: Tensors, centred: bool) -> tuple[_Copy, Plan, Powers]:
+    """What a small copy has shown, its plan at the full sizes, and the powers in it; by copies where means do not lift."""
+    copy = _found_on_copy(chain, width, wide, centred)
+    source = copy.found.plan, copy.found.powers
+    try:
+        return copy, *whole_plan(chain, copy.plans, width, source, wide)
+    except MupscaleError:
+        if not copy.found.plan.carries_mean:
+            raise
+        return _lifted_from_copy(chain, width, wide, centred=False)
+
+
+def _found_on_copy(chain: Chain, width: Width, wide: Tensors, centred: bool) -> _Copy:
     """Search on a small copy of the start of a chain, which is made in the class that the base has."""
     (start, cls), goal = chain.start, width.goal
     base = Tensors.of(chain.models[-1])
     kept = growth(base.shapes, wide.shapes) if chain.last.cls is cls else growth_of(start, goal, cls)
 
-    def searched(gently: bool) -> _Copy:
+    def searched(gently: bool, centred: bool) -> _Copy:
         small = shrunk(start, goal, cls, kept, gently)
         copy = chain.small(End(small, cls))
         experts = next((step.experts for step in copy.steps if isinstance(step, Mixture)), None)
@@ -181,18 +195,23 @@ def _found_on_copy(chain: Chain, width: Width, wide: Tensors) -> _Copy:
             replace(one, to=one.to._replace(experts=experts))
             for one in goals_of(goal, as_data(start), as_data(small))
         ]
-        refuse_layer_norms(fresh(*copy.own), base, wide)
+        if not centred:
+            refuse_layer_norms(fresh(*copy.own), base, wide)
         plans = chain.plans(copy)
         own, own_cls = copy.own
-        found = search_small(own, goals[0], own_cls, width.export, width.declared)
-        for other in goals[1:]:
-            found = replace(found, worst=max(found.worst, try_other_size(found, own, other, own_cls)))
-        return _Copy(copy, goals[0], plans, found)
+        found = search_small(own, goals[0], own_cls, width.export, width.declared, centred)
+        try:
+            worst = [try_other_size(found, own, other, own_cls) for other in goals[1:]]
+        except MupscaleError:
+            if not found.plan.carries_mean:
+                raise
+            return searched(gently, centred=False)
+        return _Copy(copy, goals[0], plans, replace(found, worst=max([found.worst, *worst])))
 
     try:
-        return searched(gently=False)
+        return searched(gently=False, centred=centred)
     except NoBatchError:  # a model may build at sizes at which it does not run
-        return searched(gently=True)
+        return searched(gently=True, centred=centred)
 
 
 def _evidence(base: Config, cls: Any, copy: _Copy, worst: float, started: float) -> Evidence:

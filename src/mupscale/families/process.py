@@ -15,7 +15,7 @@ from ..errors import Fault, MupscaleError
 from .child import ChildDiedError, ask
 from .config.goal import Way
 from .config.multipliers import TOWERS, parse_multipliers
-from .record import FamilyPlan
+from .record import JUMP, FamilyPlan
 from .types.declarations import Declarations
 
 MEMORY = 8 << 30
@@ -32,6 +32,7 @@ def plan_in_process(
     export: str | None = None,
     stored: Sequence[str] | None = None,
     declared: Declarations | None = None,
+    centred: bool = False,
     steps: int = 5,
     timeout: float = 600.0,
 ) -> FamilyPlan:
@@ -45,6 +46,7 @@ def plan_in_process(
         "export": export,
         "stored": None if stored is None else list(stored),
         "declared": None if declared is None else declared.as_json(),
+        "centred": centred,
         "steps": steps,
     }
     try:
@@ -104,21 +106,8 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         import torch
 
-        from .plan import family_plan
-        from .prove import prove
-
         torch.set_num_threads(1)  # small copies gain nothing from more, and lose much on a busy machine
-        family = family_plan(
-            request["config"],
-            request["multipliers"],
-            to=request["to"],
-            by=request["by"],
-            architecture=request["architecture"],
-            export=request["export"],
-            stored=request["stored"],
-            declared=None if request["declared"] is None else Declarations.of_json(request["declared"]),
-        )
-        return (prove(family, request["steps"]) if request["steps"] else family).as_json()
+        return _proved(request, bool(request["centred"])).as_json()
     except MupscaleError as error:
         raise with_ways(error, _nearest(request)) from None
     except ModuleNotFoundError as error:
@@ -135,6 +124,34 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         remedy = "build the model from this config.json with transformers alone, to see whether that works"
         fault = Fault("model.code_failed", "model", what, remedy)
         raise MupscaleError("the model's code failed while it was planned", [fault]) from None
+
+
+def _proved(request: Mapping[str, Any], centred: bool) -> FamilyPlan:
+    """The proved plan. Streams whose means are not proved, or move the loss when they wake, grow by copies."""
+    from .plan import family_plan
+    from .prove import prove
+
+    family = family_plan(
+        request["config"],
+        request["multipliers"],
+        to=request["to"],
+        by=request["by"],
+        architecture=request["architecture"],
+        export=request["export"],
+        stored=request["stored"],
+        declared=None if request["declared"] is None else Declarations.of_json(request["declared"]),
+        centred=centred,
+    )
+    if not request["steps"]:
+        return family
+    try:
+        family = prove(family, request["steps"])
+        if not family.plan.carries_mean or (family.evidence.jump or 0.0) <= JUMP:
+            return family
+    except MupscaleError:
+        if not family.plan.carries_mean:
+            raise
+    return _proved(request, centred=False)
 
 
 def _nearest(request: Mapping[str, Any]) -> list[Fault]:

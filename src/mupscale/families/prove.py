@@ -3,11 +3,14 @@
 The plan that is proved is the one for the full model, brought back to the size of the copy. A control runs next to
 it, with the same weights and unscaled learning rates and eps; if it continued like the base, the steps would prove
 nothing. A plan by units is also woken on the copy, to see whether its loss stays.
+
+Where new channels carry the mean of the others, outputs are exact and training is not the base's. Such a plan is proved by
+the loss and its gradients, pulled back, on the trained copy; the control has zeros in the place of means.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -93,10 +96,16 @@ def prove(family: FamilyPlan, steps: int = 5) -> FamilyPlan:
     with lifted_casts():
         for i in range(_BEFORE):
             step(run, i)
+    means = copied.plan.carries_mean
     certificate = verify(
-        run, copied.wide, step=lambda r, i: step(r, _BEFORE + i), plan=copied.plan, steps=steps
+        run,
+        copied.wide,
+        step=None if means else lambda r, i: step(r, _BEFORE + i),
+        loss=copied.losses[_BEFORE] if means else None,
+        plan=copied.plan,
+        steps=steps,
     ).raise_if_broken()
-    control = _control(run, copied, step, certificate.base_losses)
+    control = _without_means(run, copied) if means else _control(run, copied, step, certificate.base_losses)
     if not control > _CONTROL:
         raise MupscaleError(
             "the proof proves nothing",
@@ -104,11 +113,12 @@ def prove(family: FamilyPlan, steps: int = 5) -> FamilyPlan:
                 Fault(
                     "proof.control_too_small",
                     "control",
-                    f"unscaled learning rates and eps change the loss by {control:.1e} only",
+                    f"{'zeros for means' if means else 'unscaled learning rates and eps'} change the loss by {control:.1e} only",
                 )
             ],
         )
     jump = _jump(copied) if family.goal.by == "units" else None
+    steps = 0 if means else steps
     return family.with_evidence(steps=steps, worst_step=certificate.worst, control=control, jump=jump)
 
 
@@ -132,6 +142,16 @@ def _jump(copied: Copy) -> float:
     fill_model_(wide, copied.base, Direction(copied.plan, noise=noise), in_place=True)
     with lifted_casts(), torch.no_grad():
         before, after = (float(copied.losses[0](model)) for model in (copied.base, wide))
+    return loss_gap(before, after)
+
+
+def _without_means(run: Run, copied: Copy) -> float:
+    """How far the loss moves where new channels are zeros and not the mean of the others."""
+    zeros = {n: replace(e, mean=(), cut=e.sleep.cut) for n, e in copied.plan.tensors.items() if e.mean}
+    direction = Direction(copied.plan.with_tensors(zeros))
+    with lifted_casts(), torch.no_grad():
+        wide = cast_(fill_model_(copied.wide(), run.model, direction), torch.float64)
+        before, after = (float(copied.losses[_BEFORE](model)) for model in (run.model, wide))
     return loss_gap(before, after)
 
 

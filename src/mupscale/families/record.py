@@ -89,11 +89,11 @@ class Evidence:
     """Size of the small base model."""
     seconds: float
     steps: int = 0
-    """Optimizer steps compared by `prove`; 0 when it has not run."""
+    """Optimizer steps compared by `prove`; 0 when it has not run, or where new channels carry a mean: losses and gradients then."""
     worst_step: float = 0.0
     """The largest relative error of losses, gradients and weights over those steps."""
     control: float = 0.0
-    """The same with learning rates and eps left unscaled: must be far larger."""
+    """The same with learning rates and eps left unscaled, or with zeros for means: must be far larger."""
     jump: float | None = None
     """How far the loss of the copy moves, relatively, when what is new wakes and copies are split; None where nobody looked."""
 

@@ -68,6 +68,7 @@ class Move:
             "shift": (making.shift, 0),
             "noise": (noise, None),
             "fill": (making.fill or "zero", "zero"),
+            "mean": (list(making.mean), []),
             "cells": ([list(cell) for cell in self.cells], []),
         }
         entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
@@ -268,6 +269,7 @@ def _making(entry: Any) -> Making:
         noise=_noise(entry.get("noise")),
         fill=None if sources else fill,
         join=joins[0] if joins else None,
+        mean=wholes(entry.get("mean", ())),
     )
 
 

@@ -122,14 +122,17 @@ def _kernel(move: Move) -> Iterator[Reason]:
         yield Reason("job.axes_other_shape", f"its axes give shape {wide}, its place has {move.target.shape}")
     if not all(axis.duplicates for axis in making.axes):
         yield Reason("axis.not_whole_copies", "its axes do not grow by whole copies")
-    if making.mean:
+    if len(making.mean) > 1 or any(
+        dim >= len(making.axes) or not making.axes[dim].base for dim in making.mean
+    ):
         yield Reason(
-            "plan.mean_in_parts", "its new channels are the mean of the others, which no part of it holds"
+            "plan.mean_in_parts",
+            f"new channels are means along dimensions {making.mean}, expected one dimension of {len(making.axes)}",
         )
     if move.sources:
         yield from _sources(move, base)
     floating = move.target.dtype in FLOATS and all(source.dtype in FLOATS for source in move.sources)
-    if not floating and (not making.scale.is_one or making.shift or noise is not None):
+    if not floating and (not making.scale.is_one or making.shift or making.mean or noise is not None):
         yield Reason("scale.not_a_float_tensor", f"a tensor of {move.target.dtype} is copied, never scaled")
     if not floating and any(source.dtype != move.target.dtype for source in move.sources):
         yield Reason("job.dtype_not_cast", f"{move.sources[0].dtype} is not cast to {move.target.dtype}")

@@ -173,16 +173,6 @@ def check_ties(plan: Plan, tensors: Mapping[str, Tensor]) -> None:
     raise_faults("the plan and the model disagree about ties", faults)
 
 
-def refuse_mean_in_parts(plan: Plan) -> None:
-    """Raise if new channels carry a mean: only a live model in one process holds all channels that it is the mean of."""
-    what = "its new channels are the mean of the others, which only a live model in one process holds"
-    remedy = 'write plan=mu.infer_plan(base, wide, by="units"), which copies such channels'
-    faults = [
-        Fault("plan.mean_in_parts", name, what, remedy) for name, entry in plan.tensors.items() if entry.mean
-    ]
-    raise_faults("this plan cannot be carried out in parts", faults)
-
-
 def check_duplicates(plan: Plan) -> None:
     """Raise unless every axis grows by whole copies (and zeros)."""
     axes = {(name, dim): axis for name, t in plan.tensors.items() for dim, axis in enumerate(t.axes)}

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..errors import MupscaleError
+from ..errors import Fault, MupscaleError
 from ..models.names import named_tensors
 from ..plans.ends import check_end
 from ..plans.plan import Plan
@@ -70,6 +70,12 @@ def verify_sharded(
     if chosen is None:
         raise MupscaleError(
             "the wide run does not know its plan; pass plan=, from base to wide", code="plan.not_given"
+        )
+    if chosen.carries_mean:
+        what = "new channels carry the mean of the others: outputs are the base's, and training is not"
+        remedy = "compare the loss of both runs on one batch, or write mu.verify(base, make_wide, loss=…, plan=plan) on one process"
+        raise MupscaleError(
+            "steps of these runs cannot be compared", [Fault("proof.steps_with_means", "plan", what, remedy)]
         )
     if len(base.optimizers) != len(wide.optimizers):
         raise MupscaleError(

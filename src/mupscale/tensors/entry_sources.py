@@ -84,6 +84,8 @@ class Reads:
     axes: tuple[Axis, ...]
     copied: tuple[int, ...] = ()
     """Dimensions whose new units are copies of trained ones."""
+    mean: tuple[int, ...] = ()
+    """Dimensions whose new channels are the mean of all others."""
 
     def cover(self, part: Rectangle) -> Rectangle:
         """The smallest rectangle of the base tensor that holds all that a part of the wide one is made from."""
@@ -93,7 +95,10 @@ class Reads:
 
     def along(self, dim: int, start: int, stop: int) -> tuple[int, int]:
         """The same for one dimension: the base range that wide [start, stop) reads; (0, 0) if it reads none."""
+        axis = self.axes[dim]
+        if dim in self.mean and any(piece.factors is None for piece in axis.pieces(start, stop)):
+            return 0, axis.base
         if start == stop or dim not in self.copied:
-            return self.axes[dim].cover(start, stop)
+            return axis.cover(start, stop)
         models = models_of(self.axes[dim], start, stop)
         return int(models.min()), int(models.max()) + 1

@@ -7,7 +7,7 @@ when s is a power of two. The slow twin that defines what is right is in `harnes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -19,6 +19,7 @@ from ..errors import MupscaleError
 from ..rules.axes import Axis, fraction_fault
 from ..rules.products import Piece
 from ..rules.scale import ONE, Scale
+from .devices import exact
 from .entry_sources import models_of
 from .making import Making
 from .noise import TensorNoise, Waking
@@ -27,6 +28,8 @@ from .triton import launch
 _BLOCK = 1 << 25  # bytes written at a time: threads seldom wait for each other, and caches still help
 # Bytes of float32 that get their noise at a time: the extra memory of a 16-bit result.
 _NOISY_BLOCK = 1 << 23
+RUN = 64
+"""Entries whose sum is one term of a mean: parts of an axis whose mean is taken are cut at multiples of it."""
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -73,7 +76,8 @@ def expand_(
     """Fill `out`, the slice of the wide tensor that begins at `out_start`, and return it.
 
     `base` is any slice of the base tensor, beginning at `base_start`, that contains what `out` reads
-    (see `Making.reads`), and None where the making has no source. Both starts default to the whole tensor.
+    (see `Making.reads`), and None where the making has no source. Both starts default to the whole tensor. Behind the last
+    entry of a dimension with means lies the mean of all of them: a base that begins there holds it alone.
 
     >>> making = Making((Axis.parse("out: 1x2"), Axis.parse("in: 2x2")), Scale.of("1/2"))
     >>> expand_(torch.empty(2, 4), torch.tensor([[6.0, 2.0]]), making)
@@ -86,9 +90,12 @@ def expand_(
         return making.fill_(out)
     out_at = list(out_start) if out_start is not None else [0] * len(making.axes)
     base_at = list(base_start) if base_start is not None else [0] * len(making.axes)
-    if making.noise is not None:
-        return _expand_noisy(out, base, making, out_at, base_at, making.noise)
-    return _expand_exact(out, base, making, out_at, base_at)
+    for part, at, source, low in _with_means(out, base, making, out_at, base_at):
+        if making.noise is not None:
+            _expand_noisy(part, source, making, at, low, making.noise)
+        else:
+            _expand_exact(part, source, making, at, low)
+    return out
 
 
 def expand(base: Tensor, making: Making) -> Tensor:
@@ -114,37 +121,92 @@ def _expand_exact(
         for dim, piece in enumerate(pieces):
             target = target.narrow(dim, piece.start - out_at[dim], piece.length)
         zeros = {dim for dim, piece in enumerate(pieces) if piece.factors is None}
-        if zeros and zeros <= set(making.mean):
-            _write_mean_(target, base, making, base_at, pieces)
-            continue
-        if zeros:
+        if zeros - set(making.mean):
             target.zero_()
             continue
         for dim, piece in enumerate(pieces):
-            source = source.narrow(dim, piece.base_start - base_at[dim], piece.base_length)
-        _expand_product(target, source, pieces, making.scale, making.shift)
+            if dim not in zeros:
+                source = source.narrow(dim, piece.base_start - base_at[dim], piece.base_length)
+        if zeros:
+            _write_mean_(target, source, making, pieces)
+        else:
+            _expand_product(target, source, pieces, making.scale, making.shift)
     return out
 
 
-def _write_mean_(
-    out: Tensor, base: Tensor, making: Making, base_at: list[int], pieces: Sequence[Piece]
-) -> None:
-    """s times the mean of the base along the dimensions of new channels, which `base` holds whole; others are made as always."""
-    source, axes = base.to(compute_dtype(base.dtype)), list(making.axes)
-    start, at = [piece.start for piece in pieces], list(base_at)
-    for dim, piece in enumerate(pieces):
-        if piece.factors is None:
-            if base.shape[dim] != making.axes[dim].base:
+def _write_mean_(out: Tensor, mean: Tensor, making: Making, pieces: Sequence[Piece]) -> None:
+    """s times a mean in float64, which is rounded once, in every new channel."""
+    row = rescale(mean, making.scale, making.shift).to(compute_dtype(out.dtype)).to(out.device)
+    whole = [
+        replace(piece, factors=((1, piece.length),)) if piece.factors is None else piece for piece in pieces
+    ]
+    _expand_product(out, row, whole, ONE, 0)
+
+
+def mean_along(parts: Iterable[Tensor], dim: int, size: int) -> Tensor:
+    """The mean along `dim` of `size` entries, in float64. They come in parts, each but the last of whole runs of `RUN` entries.
+
+    Every run is folded in half until one entry is left, and runs are added in order. These are additions of whole slices, so the
+    bits depend neither on how the entries are cut, along this dimension or another, nor on the device.
+
+    >>> x = torch.arange(300.0).view(100, 3)
+    >>> mean_along([x], 0, 100).tolist(), mean_along([x[:64], x[64:]], 0, 100).tolist()
+    ([[148.5, 149.5, 150.5]], [[148.5, 149.5, 150.5]])
+    """
+    total: Tensor | None = None
+    for part in parts:
+        dtype = torch.complex128 if part.is_complex() else torch.float64
+        for start in range(0, part.shape[dim], RUN):
+            run = exact(part.narrow(dim, start, min(RUN, part.shape[dim] - start)), dtype)
+            while (length := run.shape[dim]) > 1:
+                half, odd = divmod(length, 2)
+                folded = run.narrow(dim, 0, half) + run.narrow(dim, length - half, half)
+                run = torch.cat((folded, run.narrow(dim, half, 1)), dim) if odd else folded
+            total = run if total is None else total + run
+    assert total is not None, "an axis whose mean is taken has entries"
+    return total / total.new_full((), size)
+
+
+def cut_at_means(
+    out: Tensor, making: Making, at: Sequence[int]
+) -> Iterator[tuple[Tensor, list[int], tuple[int, ...]]]:
+    """A slice of a wide tensor, cut where new channels that carry a mean begin: each part, its start, and along which
+    dimensions it has nothing but such channels.
+
+    >>> making = Making((Axis.parse("out: 4+2"), Axis.fixed(3)), mean=(0,))
+    >>> [(tuple(part.shape), start, new) for part, start, new in cut_at_means(torch.empty(6, 3), making, (0, 0))]
+    [((4, 3), [0, 0], ()), ((2, 3), [4, 0], (0,))]
+    """
+    cuts = [list(making.axes[dim].pieces(at[dim], at[dim] + out.shape[dim])) for dim in making.mean]
+    for pieces in product(*cuts):
+        part, start = out, list(at)
+        for dim, piece in zip(making.mean, pieces, strict=True):
+            part, start[dim] = part.narrow(dim, piece.start - at[dim], piece.length), piece.start
+        pairs = zip(making.mean, pieces, strict=True)
+        yield part, start, tuple(dim for dim, piece in pairs if piece.factors is None)
+
+
+def _with_means(
+    out: Tensor, base: Tensor | None, making: Making, out_at: list[int], base_at: list[int]
+) -> Iterator[tuple[Tensor, list[int], Tensor | None, list[int]]]:
+    """The slice and its base; where new channels carry a mean, they lie in parts of their own whose base is the mean."""
+    if base is None or not making.mean:
+        yield out, out_at, base, base_at
+        return
+    for part, at, new in cut_at_means(out, making, out_at):
+        source, low = base, list(base_at)
+        for dim in new:
+            size = making.axes[dim].base
+            if base_at[dim] == size and base.shape[dim] == 1:
+                continue
+            if base.shape[dim] != size:
                 raise MupscaleError(
                     f"dimension {dim}: new channels are the mean of all others, of which this slice holds {base.shape[dim]} of "
-                    f"{making.axes[dim].base}; pass the whole tensor",
+                    f"{size}; pass the range that Making.reads covers",
                     code="plan.mean_in_parts",
                 )
-            source, start[dim], at[dim] = source.mean(dim, keepdim=True), 0, 0
-            axes[dim] = Axis.parse(f"1x{piece.length}")
-    made = torch.empty(out.shape, dtype=source.dtype, device=out.device)
-    plain = replace(making, axes=tuple(axes), mean=(), noise=None)
-    out.copy_(_expand_exact(made, source, plain, start, at))
+            source, low[dim] = mean_along([source], dim, size), size
+        yield part, at, source, low
 
 
 def _expand_noisy(
@@ -208,7 +270,7 @@ def _round_noisy(
 
     False where that cannot be done; then `out` holds anything.
     """
-    if making.shift or base.dtype != out.dtype or not noise.rounds(out, out_at):
+    if making.shift or making.mean or base.dtype != out.dtype or not noise.rounds(out, out_at):
         return False
     _expand_exact(out, base, replace(making, scale=ONE), out_at, base_at)
     value, divides = making.scale.operand

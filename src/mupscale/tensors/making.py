@@ -68,7 +68,7 @@ class Making:
     join: Join | None = None
     """How several sources become one base tensor; None for a single source."""
     mean: tuple[int, ...] = ()
-    """Dimensions whose new entries are s times the mean of the base's along them, in place of zeros."""
+    """Dimensions whose new entries are s times the mean of the base's along them, in place of zeros (`mean_along`)."""
 
     @property
     def base_shape(self) -> tuple[int, ...]:
@@ -92,9 +92,9 @@ class Making:
         """
         zeros = None if self.noise is None else self.noise.zeros
         if zeros is None or not zeros.copied:
-            return Reads(self.axes)
+            return Reads(self.axes, mean=self.mean)
         woken = (dim for dim, axis in enumerate(self.axes) if axis.padded and dim not in zeros.cut)
-        return Reads(self.axes, tuple(woken))
+        return Reads(self.axes, tuple(woken), self.mean)
 
     def source(self, tensors: Sequence[Tensor]) -> Tensor:
         """The base tensor: the single source itself, or several joined into new memory."""

@@ -49,8 +49,9 @@ def search_small(
     cls: Any,
     export: str | None = None,
     declared: Declarations | None = None,
+    centred: bool = False,
 ) -> Found:
-    """The exact plan of the small copy, and the statistics of the search."""
+    """The exact plan of the small copy, and the statistics of the search; `centred` is as in `Ways`."""
     if not edits(as_data(small), goal) and export is None:
         return Found(identity_plan(on_meta(small, cls)), 0, 0.0, 0.0, ())
     wide, wide_cls = wide_of(small, goal, export, cls)
@@ -88,7 +89,7 @@ def search_small(
                 },
                 plus_one=told.plus_one,
             ),
-            ways=Ways(way),
+            ways=Ways(way, centred=centred and way == "units"),
             seconds=SECONDS,
             both_modes=False,  # needs are part of a job, which is resumed by its text
         )

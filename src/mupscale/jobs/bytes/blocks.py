@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -24,7 +24,7 @@ from ...files.places import Place, item_size, runs, torch_dtype
 from ...files.strict import open_regular, printable
 from ...storage.location import Location, Url
 from ...storage.pages import RemoteFile
-from ...tensors.expand import compute_dtype, expand_
+from ...tensors.expand import RUN, compute_dtype, cut_at_means, expand_, mean_along
 from ...tensors.making import Making
 from ...tensors.parts import Rectangle
 from ..job import PAGE, Move, window
@@ -36,6 +36,7 @@ CPU = torch.device("cpu")
 _MOST_OPEN = 64  # files; far below the 1024 descriptors that a process usually has, for several threads
 _SMALL = 1 << 16  # entries; reading this many in excess costs less than splitting a block
 _NOISY = 1 << 19  # entries that get their noise at a time
+_MEANS = 1 << 14  # means that are taken at a time, each of RUN entries that are read at a time
 
 
 class Reader:
@@ -118,6 +119,8 @@ class StoredBase:
     shape: tuple[int, ...]
     read_: Callable[[list[int], Tensor], None]
     """Fills a contiguous tensor with the rectangle that starts at an index of the whole base tensor."""
+    means: dict[Rectangle, Tensor] = field(default_factory=dict, compare=False)
+    """Means that were taken, by the rectangle of the base that they are the means of: blocks that lie above each other share them."""
 
 
 def stored_base(move: Move, reader: Reader) -> StoredBase | None:
@@ -154,7 +157,11 @@ class BlockMaker:
         if base is None:
             return expand_(out, None, making, out_start=start)
         for part, at in _parts(out, making, list(start)):
-            self._fill_(part, making, base, at)
+            for same, low, new in cut_at_means(part, making, at):
+                if new:
+                    self._fill_mean_(same, making, base, low, *new)
+                else:
+                    self._fill_(same, making, base, low)
         return out
 
     def room(self, use: str, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
@@ -176,17 +183,56 @@ class BlockMaker:
         if wanted.numel > max(out.numel(), _SMALL):
             self._split_(out, making, base, start, wanted.shape)
             return
-        lows = list(wanted.start)
+        self._expand_(out, making, start, self._read(base, wanted), list(wanted.start), base.dtype)
+
+    def _read(self, base: StoredBase, wanted: Rectangle) -> Tensor:
+        """A rectangle of the base on the device, valid until the next call."""
         room = self._staging.room(base.dtype, wanted.shape)
-        base.read_(lows, room)
-        read = self._staging.on_device(room)
-        compute = torch.promote_types(compute_dtype(read.dtype), compute_dtype(out.dtype))
-        if compute_dtype(read.dtype) != compute:
+        base.read_(list(wanted.start), room)
+        return self._staging.on_device(room)
+
+    def _expand_(
+        self,
+        out: Tensor,
+        making: Making,
+        start: list[int],
+        read: Tensor,
+        lows: list[int],
+        stored: torch.dtype,
+    ) -> None:
+        """Expand what was read of a base of dtype `stored`, or its mean."""
+        compute = torch.promote_types(compute_dtype(stored), compute_dtype(out.dtype))
+        if read.dtype == stored and compute_dtype(stored) != compute:
             read = read.to(compute)
         exact = out if compute_dtype(out.dtype) == compute else torch.empty_like(out, dtype=compute)
         expand_(exact, read, making, out_start=start, base_start=lows)
         if exact is not out:
             out.copy_(exact)
+
+    def _fill_mean_(self, out: Tensor, making: Making, base: StoredBase, start: list[int], dim: int) -> None:
+        """Fill a part that has nothing but means along `dim`, which are taken of what is read in pieces."""
+        wanted = making.reads.cover(Rectangle(tuple(start), tuple(out.shape)))
+        size, means = wanted.shape[dim], wanted.numel // max(1, wanted.shape[dim])
+        across = max((d for d in range(out.dim()) if d != dim), key=lambda d: out.shape[d], default=dim)
+        if means > _MEANS and across != dim and out.shape[across] > 1:
+            half = out.shape[across] // 2
+            for low, length in ((0, half), (half, out.shape[across] - half)):
+                at = [*start[:across], start[across] + low, *start[across + 1 :]]
+                self._fill_mean_(out.narrow(across, low, length), making, base, at, dim)
+            return
+        if wanted not in base.means:
+            step = RUN * max(1, _MEANS // max(1, means))
+
+            def pieces() -> Iterator[Tensor]:
+                for at in range(0, size, step):
+                    low, shape = list(wanted.start), list(wanted.shape)
+                    low[dim], shape[dim] = at, min(step, size - at)
+                    yield self._read(base, Rectangle(tuple(low), tuple(shape)))
+
+            base.means[wanted] = mean_along(pieces(), dim, size)
+        lows = list(wanted.start)
+        lows[dim] = size
+        self._expand_(out, making, start, base.means[wanted], lows, base.dtype)
 
     def _split_(
         self, out: Tensor, making: Making, base: StoredBase, start: list[int], read: Sequence[int]
@@ -212,14 +258,17 @@ class MoveMaker(BlockMaker):
     def __init__(self, reader: Reader) -> None:
         super().__init__()
         self._reader = reader
+        self._last: tuple[Move, StoredBase | None] | None = None
 
     def block(self, block: Block) -> Tensor:
         """The block as a contiguous tensor, valid until the next call."""
         move = block.move
         first, _ = window(move.making.wide_shape, move.cells)
         start = [a + b for a, b in zip(first, block.start, strict=True)]
-        base, dtype = stored_base(move, self._reader), torch_dtype(move.target.dtype)
-        return self.make(move.making, base, start, block.shape, dtype, block.offset)
+        if self._last is None or self._last[0] is not move:
+            self._last = move, stored_base(move, self._reader)
+        dtype = torch_dtype(move.target.dtype)
+        return self.make(move.making, self._last[1], start, block.shape, dtype, block.offset)
 
 
 def _read_move(reader: Reader, move: Move, lows: list[int], room: Tensor) -> None:
