@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import log2
 from statistics import fmean
 from textwrap import fill
@@ -57,19 +57,18 @@ def _is_pending(name: str, found: dict[str, Seen | None]) -> bool:
     return name in PENDING and found[name] is None
 
 
-def deep(known: Known, sizes: Sizes) -> dict[str, list[tuple[float, float]]]:
-    """For each way to double the layers: by how much the loss rises at growth, and where it ends, by seed.
+def deep(known: Known, sizes: Sizes) -> dict[str, dict[int, tuple[float, float]]]:
+    """For each way to double the layers, by seed: by how much the loss rises at growth, and where it ends.
 
-    The tuning seed comes first. Only ways that have all their seeds.
+    Only seeds that every way has; none before the rates are chosen.
     """
-    told = {}
-    for name in DEEP:
-        chosen = arm(known, sizes, name).chosen
-        seeds = () if chosen is None else (sizes.tuning_seed, *sizes.seeds)
-        found = [known(chosen.with_seed(seed)) for seed in seeds if chosen is not None]
-        made = [one for one in found if one is not None and one["held"] is not None]
-        if made and len(made) == len(found):
-            told[name] = [(_rise(one), float(one["held"])) for one in made]
+    chosen = {name: arm(known, sizes, name).chosen for name in DEEP}
+    told: dict[str, dict[int, tuple[float, float]]] = {name: {} for name in DEEP}
+    for seed in (sizes.tuning_seed, *sizes.seeds):
+        found = {name: known(spec.with_seed(seed)) for name, spec in chosen.items() if spec is not None}
+        ended = {name: one for name, one in found.items() if one is not None and one["held"] is not None}
+        for name, one in ended.items() if len(ended) == len(DEEP) else ():
+            told[name][seed] = (_rise(one), float(one["held"]))
     return told
 
 
@@ -78,12 +77,10 @@ def _rise(result: Result) -> float:
     return float(noise["after"]["choose"] - noise["before"]["choose"])
 
 
-def over_stack(known: Known, sizes: Sizes) -> list[float] | None:
-    """What stack order with writers of zero ends above G_stack, by seed; None while a run is missing."""
+def over_stack(known: Known, sizes: Sizes) -> dict[int, float]:
+    """What stack order with writers of zero ends above G_stack, by seed."""
     found = deep(known, sizes)
-    if not {"stacked", "stack"} <= found.keys():
-        return None
-    return [ours - theirs for (_, ours), (_, theirs) in zip(found["stacked"], found["stack"], strict=True)]
+    return {seed: end - found["stack"][seed][1] for seed, (_, end) in found["stacked"].items()}
 
 
 def figures(known: Known, sizes: Sizes, larger: Sizes) -> dict[str, str]:
@@ -95,7 +92,8 @@ def figures(known: Known, sizes: Sizes, larger: Sizes) -> dict[str, str]:
     }
     for each in (sizes, larger):
         apart = over_stack(known, each)
-        told[f"over_stack_{each.width}"] = None if apart is None else fmean(apart)
+        whole = len(apart) == 1 + len(each.seeds)
+        told[f"over_stack_{each.width}"] = fmean(apart.values()) if whole else None
     return {name: NOT_RUN if value is None else f"{value:+.4f}" for name, value in told.items()}
 
 
@@ -128,39 +126,38 @@ def stored_section() -> str:
 
 
 def depth_section(known: Known, sizes: Sizes, larger: Sizes) -> str:
-    """Ways to double the layers beside each other, at the sizes whose runs are all stored; "" without any."""
-    kept = [each for each in (sizes, larger) if deep(known, each).keys() == set(DEEP)]
+    """Ways to double the layers beside each other, at the sizes and on the seeds that have them all; "" without any."""
+    kept = [each for each in (sizes, larger) if over_stack(known, each)]
     if not kept:
         return ""
     widths = " | ".join(f"width {each.width}: rises by | ends at" for each in kept)
-    lines = [f"| | {widths} |", "|---" * (2 * len(kept) + 1) + "|"]
+    rows = [f"| | {widths} |", "|---" * (2 * len(kept) + 1) + "|"]
     for name in DEEP:
-        cells = [" | ".join(_three(known, each, name)) for each in kept]
-        lines += [f"| {ARMS[name].label} | {' | '.join(cells)} |"]
-    told = []
-    for each in kept:
-        apart = over_stack(known, each) or []
-        seeds = ", ".join(f"{one:+.4f}" for one in apart)
-        told.append(
-            f"Stack order minus G_stack at width {each.width}: {fmean(apart):+.4f} nats, by seed {seeds}."
-        )
-    fixed = (
-        f" At width {larger.width} nothing is tuned: the peak is a quarter of the base's."
-        if larger in kept
-        else ""
+        cells = (" | ".join(_rise_and_end(deep(known, each)[name])) for each in kept)
+        rows += [f"| {ARMS[name].label} | {' | '.join(cells)} |"]
+    about = (
+        "Two layers become four, with as many FLOPs again. Columns show by how much the held-out loss rises at growth, and its "
+        "end, each as the mean over the seeds below, with the distance between them in brackets where there are more than one. "
+        "Stack order has a quarter of the base's peak, untuned."
     )
-    text = (
-        f"Two layers become four, with as many FLOPs again. Columns show by how much the held-out loss rises at growth, and its end, "
-        f"each as the mean of seeds {sizes.tuning_seed} to {max(sizes.seeds)}, all of which count.{fixed}"
-    )
-    return "\n".join(
-        ["### The order of new layers", "", fill(text, 120), "", *lines, "", fill(" ".join(told), 120), ""]
-    )
+    if larger in kept:
+        about += f" At width {larger.width} all three have it."
+    told = fill(" ".join(_apart(known, each) for each in kept), 120)
+    return "\n".join(["### The order of new layers", "", fill(about, 120), "", *rows, "", told, ""])
 
 
-def _three(known: Known, sizes: Sizes, name: str) -> tuple[str, str]:
-    rises, ends = zip(*deep(known, sizes)[name], strict=True)
-    return f"{fmean(rises):.4f}", f"{fmean(ends):.4f} ({max(ends) - min(ends):.4f})"
+def _apart(known: Known, sizes: Sizes) -> str:
+    found = over_stack(known, sizes)
+    seeds = ", ".join(f"{nats:+.4f} (seed {seed})" for seed, nats in found.items())
+    lacking = [str(seed) for seed in (sizes.tuning_seed, *sizes.seeds) if seed not in found]
+    rest = f" Not run yet: seed{'s' if lacking[1:] else ''} {' and '.join(lacking)}." if lacking else ""
+    return f"Stack order minus G_stack at width {sizes.width}, in nats: {seeds}.{rest}"
+
+
+def _rise_and_end(found: Mapping[int, tuple[float, float]]) -> tuple[str, str]:
+    rises, ends = zip(*found.values(), strict=True)
+    spread = f" ({max(ends) - min(ends):.4f})" if len(ends) > 1 else ""
+    return f"{fmean(rises):.4f}", f"{fmean(ends):.4f}{spread}"
 
 
 def section(known: Known, sizes: Sizes) -> str:
@@ -206,6 +203,9 @@ def _told(found: dict[str, Seen | None]) -> str:
         told.append(
             f"With {of}, our plans end {_verdict(gain, 'the best other method').removeprefix('ends ')}."
         )
+    told += [
+        f"Without all of its seeds, {ARMS[n].label} is not counted." for n in PENDING if found[n] is None
+    ]
     return " ".join(told)
 
 

@@ -107,7 +107,13 @@ def test_depth_on_two_sizes_counts_every_seed():
         assert chosen.lr == QUARTER * started.lr
         assert all(chosen.with_seed(seed) in stored for seed in (0, 1, 2))
     assert figures(stored.get, Sizes(), LARGER)["over_stack_64"] == "+0.0030"
-    assert "| 0.5000 | " in depth_section(stored.get, Sizes(), LARGER)
+    whole = depth_section(stored.get, Sizes(), LARGER)
+    assert "| 0.5000 | " in whole
+    assert "Not run yet" not in whole
+    for spec in [spec for spec in stored if spec.seed == 2 and spec.method == "copied_readers"]:
+        del stored[spec]
+    assert "Not run yet: seed 2." in depth_section(stored.get, Sizes(), LARGER)
+    assert figures(stored.get, Sizes(), LARGER)["over_stack_64"] == "not_run"
 
 
 def test_noise_goes_to_copies_alone():
