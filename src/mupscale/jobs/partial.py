@@ -192,7 +192,7 @@ def _claim(job: Job, folder: Path, alone: bool) -> None:
 def check_same_job(raw: bytes, job: Job, folder: Location) -> None:
     """Raise unless the text of a job, found in a folder, is that of this job.
 
-    It is parsed only if it differs, which it may in how paths are spelled: of 200,000 tensors that takes half a minute.
+    It is parsed only if it differs, which it may in how paths are spelled: a job can have 200,000 tensors.
     """
     if raw == job.to_json().encode():
         return
