@@ -308,7 +308,7 @@ class Faults:
         moves, wanted = weight_moves(plan, read_directory(base))[1], list(norms_wanted(noise, plan=plan))
         journal = NormJournal(folder, base, [source.file for move in moves for source in move.sources])
         norms = measured_in(base, moves, {}, wanted, journal=journal)
-        return self.job(folder, base, resolve_noise(lambda *of: norms[of], noise, plan=plan))
+        return self.job(folder, base, resolve_noise(lambda name, what: norms[name, what], noise, plan=plan))
 
     def measure(self, what: str, checked: bool = True) -> None:
         """Something happens to norms that were measured, or to what they were measured of."""

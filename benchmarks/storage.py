@@ -172,12 +172,9 @@ def faulty(folder: Path, times: int) -> Faulty:
 
 def small_job(base: Path | str, out: Path | str) -> Job:
     plan = SMALL.plan(2)
-    sizes = {"shard_bytes": 400_000, "block_bytes": 16 << 10}
-    return replace(
-        job_for(plan, read_directory(base), Path("x"), SMALL.noise(plan), **sizes),
-        out=location(out),
-        trust_base=True,
-    )
+    directory = read_directory(base)
+    made = job_for(plan, directory, Path("x"), SMALL.noise(plan), shard_bytes=400_000, block_bytes=16 << 10)
+    return replace(made, out=location(out), trust_base=True)
 
 
 def found_in(store: ObjectStore, folder: str) -> dict[str, bytes]:
