@@ -19,6 +19,8 @@ settled   after one of two workers has ended well, a bit of its share flips, or 
 header    the same for a bit of the fixed bytes: a safetensors header
 zombie    a worker is stopped with SIGSTOP, another attempt of it publishes, the base is trained on and saved again in place,
           and the worker goes on; what was published must not change
+norm      the base is changed with its time put back after some norms, on which the size of the noise depends, were measured and
+          before the rest is, or before the first block is written; or a bit of their journal flips, which must harm nothing
 syscall   the n-th open, read, write, sync, rename, stat, … of a growth fails, with an error, half of the bytes or none, for one
           worker, one with optimizer state, two workers and a store (`harness/syscalls/trials.py`)
 
@@ -60,6 +62,7 @@ from harness.forks import contents, fork, wait
 from harness.llama_files import Llama, job_for, write_directory
 from harness.program import Outcome, option, run
 from harness.syscalls import every_call_fails_once
+from mupscale.checkpoints.shards import weight_moves
 from mupscale.errors import MupscaleError
 from mupscale.files.directory import read_directory
 from mupscale.jobs import digests, same_base, worker
@@ -68,11 +71,16 @@ from mupscale.jobs.bytes import output_files
 from mupscale.jobs.bytes.output_files import OutputFiles
 from mupscale.jobs.job import PAGE, Job
 from mupscale.jobs.journal.journals import read_journals
+from mupscale.jobs.norms.measured import measured_in
+from mupscale.jobs.norms.norm_journal import NormJournal
 from mupscale.jobs.partial import partial, working_job
 from mupscale.jobs.publish import publish as publish_module
 from mupscale.jobs.verify_bytes import check_alone, check_bytes
 from mupscale.jobs.work_units import Block, WorkUnits
 from mupscale.jobs.worker import run_job, run_worker
+from mupscale.noise.kinds import SignalNoise
+from mupscale.noise.resolve import norms_wanted, resolve_noise
+from mupscale.noise.resolved import NoisePlan
 
 MODEL = Llama(hidden=64, ffn=176, heads=4, kv_heads=2, layers=2, vocabulary=300)
 BLOCK = 16 << 10
@@ -98,14 +106,14 @@ class Faults:
         self.want = contents(folder / "want")
         self.units = WorkUnits(self.job(folder / "want"))
 
-    def job(self, out: Path | None = None, base: Path | None = None) -> Job:
+    def job(self, out: Path | None = None, base: Path | None = None, noise: NoisePlan | None = None) -> Job:
         plan = MODEL.plan(2)
         directory = read_directory(base or self.base)
         return job_for(
             plan,
             directory,
             out or self.folder / "wide",
-            MODEL.noise(plan),
+            noise or MODEL.noise(plan),
             shard_bytes=400_000,
             block_bytes=BLOCK,
         )
@@ -194,10 +202,7 @@ class Faults:
         """A job of which a part is done."""
         job, first = self.job(), self.draw.randrange(20, self.units.blocks)
 
-        def stop(_: int) -> None:
-            raise KeyboardInterrupt
-
-        with from_write(first, stop), suppress(KeyboardInterrupt):
+        with from_write(first, interrupt), suppress(KeyboardInterrupt):
             run_job(job)
         return job
 
@@ -296,6 +301,47 @@ class Faults:
             self.forget(seen)
         self.clear(job)
         shutil.rmtree(base)
+
+    def measured(self, base: Path, out: Path | None = None) -> Job:
+        """A job whose noise is relative to the norms of the base, which are measured here."""
+        plan, noise, folder = MODEL.plan(2), SignalNoise(0.05), out or self.folder / "wide"
+        moves, wanted = weight_moves(plan, read_directory(base))[1], list(norms_wanted(noise, plan=plan))
+        journal = NormJournal(folder, base, [source.file for move in moves for source in move.sources])
+        norms = measured_in(base, moves, {}, wanted, journal=journal)
+        return self.job(folder, base, resolve_noise(lambda name, what: norms[name, what], noise, plan=plan))
+
+    def measure(self, what: str, checked: bool = True) -> None:
+        """Something happens to norms that were measured, or to what they were measured of."""
+        base, out = self.folder / "other", self.folder / "wide"
+        shutil.copytree(self.base, base)
+        count = self.draw.randrange(1, 14) if what == "half" else 14
+        with before_norm(count, interrupt), suppress(KeyboardInterrupt):
+            self.measured(base)
+        if what == "flipped":
+            (path,) = partial(out).glob("norms-*")
+            flip(path, self.draw.randrange(path.stat().st_size), self.draw)
+        else:
+            disturb(self.draw.choice(sorted(base.glob("*.safetensors"))), "time put back", self.draw.random())
+        seen = self.tally["published_wrong"]
+        try:
+            run_job(self.measured(base))
+        except MupscaleError as error:
+            self.tally["refused"] += 1
+            if out.exists():
+                self.fail("published_wrong", f"norms, {what}: refused and visible")
+            if what == "flipped":
+                self.fail("lost", f"norms, {what}: {error}")
+            shutil.rmtree(partial(out))
+            run_job(self.measured(base))
+        run_job(want := self.measured(base, self.folder / "anew"))
+        if contents(out) != contents(want.folder):
+            self.fail("published_wrong", f"norms, {what}")
+        if checked:
+            self.tally["norm"] += 1
+        else:
+            self.forget(seen)
+        for folder in (out, want.folder, base):
+            shutil.rmtree(folder)
 
     def ends(self, process: int) -> bool:
         """Whether a process ends well; one that does not end is stuck, and killed."""
@@ -406,6 +452,24 @@ def from_write(first: int, act: Callable[[int], object]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def before_norm(number: int, act: Callable[[], object]) -> Iterator[None]:
+    """After so many norms are in the journal, `act` is called before the next one gets there."""
+    original, numbers = NormJournal.add, count()
+
+    def add(journal: NormJournal, *measured: Any) -> None:
+        if next(numbers) == number:
+            act()
+        original(journal, *measured)
+
+    with patch.object(NormJournal, "add", add):
+        yield
+
+
+def interrupt(_: int = 0) -> None:
+    raise KeyboardInterrupt
+
+
 def slow_writes(seconds: float = 0.002) -> AbstractContextManager[None]:
     """Writing takes a while, so that faults fall into it."""
     return from_write(0, lambda _: time.sleep(seconds))
@@ -472,6 +536,9 @@ def inject(faults: Faults, part: int) -> None:
         faults.settle("header")
     for number in range(80 // part):
         faults.wake(number)
+    for _ in range(20 // part):
+        for what in ("half", "whole", "flipped"):
+            faults.measure(what)
     for name, (patches, usable) in CRIPPLED.items():
         faults.cripple(name, patches, usable)
 
@@ -485,6 +552,7 @@ def control(faults: Faults, part: int) -> None:
             faults.settle(("flipped", "truncated", "removed")[number % 3], checked=False)
             faults.settle("header", checked=False)
             faults.wake(0, checked=False)
+            faults.measure("half", checked=False)
 
 
 def fail_calls(faults: Faults, chosen: argparse.Namespace) -> None:
@@ -518,6 +586,7 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         "settled",
         "header",
         "zombie",
+        "norm",
         "syscall",
     ]
     print(f"{counted(tally, kinds)}; {tally['refused']} refused; cpu {sum(os.times()[:4]):.0f} s")

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic, sleep
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 HOST = "127.0.0.1"
 _START = 60.0  # seconds until the server must answer, on a busy machine
@@ -51,6 +52,8 @@ class Traffic:
     """Every so manieth part is answered with another ETag than it has."""
     page: int = 0
     """Every so manieth request is answered with a page of HTML."""
+    listed: int = 0
+    """Listings of objects, parts and uploads come in pages of so many."""
     forbid: bool = False
     """Every request is answered with 403."""
     harmed: int = 0
@@ -186,13 +189,19 @@ def _handler(port: int, traffic: Traffic, ending: Event) -> type[BaseHTTPRequest
                 self._answer(200, "text/html", b"<html><body>sign in</body></html>")
                 return
             part = "partNumber=" in self.path and self.command == "PUT"
+            path = self.path
+            if traffic.listed and self.command == "GET":
+                path += f"&max-keys={traffic.listed}" if "list-type=2" in path else ""
+                path += f"&max-parts={traffic.listed}" if "uploadId=" in path else ""
             if part and traffic.harms(traffic.flip):
                 body = body[:-1] + bytes([body[-1] ^ 1])
             with closing(HTTPConnection(HOST, port, timeout=600)) as server:
                 try:
-                    server.request(self.command, self.path, body, dict(self.headers))
+                    server.request(self.command, path, body, dict(self.headers))
                     answer = server.getresponse()
                     raw = answer.read()
+                    if traffic.listed and self.command == "GET" and "?uploads" in path:
+                        raw = _some_uploads(path, raw, traffic)
                 except (OSError, HTTPException):
                     self._hang_up()
                     return
@@ -202,10 +211,10 @@ def _handler(port: int, traffic: Traffic, ending: Event) -> type[BaseHTTPRequest
             self.send_response_only(answer.status)
             renamed = part and traffic.harms(traffic.rename)
             for name, value in answer.getheaders():
-                if name.lower() not in _HOP:
+                if name.lower() not in (*_HOP, "content-length"):
                     self.send_header(name, f'"{"d" * 32}"' if renamed and name.lower() == "etag" else value)
-            if answer.getheader("Content-Length") is None:
-                self.send_header("Content-Length", str(len(raw)))
+            told = answer.getheader("Content-Length") if self.command == "HEAD" else None
+            self.send_header("Content-Length", told or str(len(raw)))
             self.end_headers()
             if fate == "cut":
                 self.wfile.write(raw[: len(raw) // 2])
@@ -237,6 +246,29 @@ def _handler(port: int, traffic: Traffic, ending: Event) -> type[BaseHTTPRequest
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on  # noqa: N815
 
     return Handler
+
+
+def _some_uploads(path: str, raw: bytes, traffic: Traffic) -> bytes:
+    """The next page of a list of uploads, which moto gives whole."""
+    after = parse_qs(urlsplit(path).query).get("upload-id-marker", [""])[0].encode()
+    found = re.findall(rb"<Upload>.*?</Upload>", raw, re.DOTALL)
+    ids = [re.findall(rb"<UploadId>(.*?)</UploadId>", one)[0] for one in found]
+    first = ids.index(after) + 1 if after in ids else 0
+    last = first + traffic.listed
+    if not found:
+        return raw
+    head, tail = raw.split(found[0], 1)[0], raw.rpartition(found[-1])[2]
+    told = b"<IsTruncated>false</IsTruncated>"
+    if last < len(found):
+        with traffic.lock:
+            traffic.harmed += 1
+        (key,) = re.findall(rb"<Key>(.*?)</Key>", found[last - 1])
+        told = b"<IsTruncated>true</IsTruncated><NextKeyMarker>%s</NextKeyMarker>" % key
+        told += b"<NextUploadIdMarker>%s</NextUploadIdMarker>" % ids[last - 1]
+    old = (
+        rb"<(IsTruncated|NextKeyMarker|NextUploadIdMarker)>[^<]*</\1>|<(NextKeyMarker|NextUploadIdMarker) ?/>"
+    )
+    return re.sub(old, b"", head) + told + b"".join(found[first:last]) + re.sub(old, b"", tail)
 
 
 def _free_port() -> int:

@@ -19,6 +19,9 @@ from harness.closeness import SINGLE, difference  # noqa: E402
 from harness.refusals import refused  # noqa: E402
 from harness.tiny_llama import cli  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
+from mupscale.files.strict import parse_json  # noqa: E402
+from mupscale.jobs import job as job_module  # noqa: E402
+from mupscale.jobs import partial, worker  # noqa: E402
 from mupscale.jobs.job import Job  # noqa: E402
 from mupscale.models.float64 import lifted_casts  # noqa: E402
 from mupscale.runs.growth_record import read_plans  # noqa: E402
@@ -413,6 +416,28 @@ def test_other_arguments_do_not_resume(base, tmp_path, capsys):
     assert "dtype [job.other_arguments]" in capsys.readouterr().err
     assert main(["grow", str(base), str(out), "-k", "2", "--share", "1/2", "--quiet"]) == 0
     assert (out / "config.json").exists()
+
+
+def test_the_threads_of_a_share_read_the_job_once(base, tmp_path, monkeypatch):
+    """One process writes the share of a node, so a job with many tensors is parsed once there."""
+    out, parsed, threads = tmp_path / "wide", [], []
+    assert main(["grow", str(base), str(out), "-k", "2", "--share", "0/2", "--quiet"]) == 0
+
+    def parse(raw, what, **limits):
+        parsed.append(what)
+        return parse_json(raw, what, **limits)
+
+    def in_threads(count, *rest):
+        threads.append(count)
+        real(count, *rest)
+
+    real = worker.in_threads
+    monkeypatch.setattr(worker, "in_threads", in_threads)
+    for module in (job_module, partial):
+        monkeypatch.setattr(module, "parse_json", parse)
+    assert main(["grow", str(base), str(out), "-k", "2", "--share", "1/2", "--threads", "3", "--quiet"]) == 0
+    assert (out / "config.json").exists()
+    assert (parsed, threads) == (["the job"], [3])
 
 
 def test_growing_again_draws_other_noise_for_the_same_seed(base, tmp_path):

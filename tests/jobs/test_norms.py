@@ -1,10 +1,12 @@
 """Norms of a base that workers measure together: each once, the same digits, and none of another base."""
 
 import os
+import shutil
 from typing import get_args
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
@@ -71,8 +73,8 @@ def test_workers_measure_every_norm_once_and_find_the_digits_of_one_process(base
 def test_what_a_killed_run_has_measured_is_not_measured_again(base, tmp_path, measured, monkeypatch):
     real = NormJournal.add
 
-    def killed(self, wanted, found):
-        real(self, wanted, found)
+    def killed(self, wanted, found, used):
+        real(self, wanted, found, used)
         if len(measured) >= 6:
             raise KeyboardInterrupt
 
@@ -89,7 +91,7 @@ def test_what_a_killed_run_has_measured_is_not_measured_again(base, tmp_path, me
 def test_a_base_that_has_changed_is_measured_again(base, tmp_path, measured):
     out, file = tmp_path / "out", "model.safetensors"
     name: Wanted = ("model.layers.0.mlp.up_proj.weight", "norm")
-    NormJournal(out, base, [file]).add(name, torch.tensor(3.0))
+    NormJournal(out, base, [file]).add(name, torch.tensor(3.0), [])
     assert NormJournal(out, base, [file]).known() == {name: torch.tensor(3.0)}
     status = os.stat(base / file)
     os.utime(base / file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
@@ -99,10 +101,49 @@ def test_a_base_that_has_changed_is_measured_again(base, tmp_path, measured):
         os.utime(base / file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+@pytest.mark.parametrize("when", ["before the last norm", "before the first block"])
+def test_norms_of_other_bytes_than_blocks_have_used_are_refused(base, tmp_path, monkeypatch, when, capsys):
+    """Also if the size and the time of change are as before, so that the journal of norms counts."""
+    wide, changed, file = tmp_path / "out", shutil.copytree(base, tmp_path / "base"), "model.safetensors"
+    real, seen = NormJournal.add, []
+
+    def killed(self, wanted, found, used):
+        real(self, wanted, found, used)
+        seen.append(wanted)
+        if len(seen) == (5 if when == "before the last norm" else 15):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NormJournal, "add", killed)
+        assert upscale(changed, wide) != 0
+    status, weights = os.stat(changed / file), load_file(changed / file)
+    save_file({name: weight * 50 for name, weight in weights.items()}, changed / file, {"format": "pt"})
+    os.utime(changed / file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    capsys.readouterr()
+    assert upscale(changed, wide) == 2
+    assert "[job.base_bytes_changed]" in capsys.readouterr().err
+    assert not wide.exists()
+    shutil.rmtree(partial(wide))
+    assert upscale(changed, wide) == 0, "what the message says was tried"
+
+
+def test_check_sees_noise_of_the_wrong_size(base, tmp_path, capsys):
+    """The bytes follow from the size that was recorded, so only another measurement tells."""
+    name: Wanted = ("model.layers.0.mlp.up_proj.weight", "norm")
+    for out, worth in ((tmp_path / "right", None), (tmp_path / "wrong", 0.01)):
+        if worth is not None:
+            NormJournal(out, base, ["model.safetensors"]).add(name, torch.tensor(worth), [])
+        assert upscale(base, out) == 0
+        capsys.readouterr()
+        assert main(["check", str(out), "--base", str(base), "--quiet"]) == (worth is not None)
+        said = capsys.readouterr().out.splitlines()
+        assert [line for line in said if "[growth.noise_differs]" in line and name[0] in line] == said[3:]
+
+
 def test_a_line_that_is_cut_off_does_not_count(base, tmp_path):
     journal = NormJournal(tmp_path / "out", base, ["model.safetensors"])
-    journal.add(("a", "norm"), torch.tensor(1.5))
-    journal.add(("b", "norms"), torch.tensor([1.0, 2.0]))
+    journal.add(("a", "norm"), torch.tensor(1.5), [])
+    journal.add(("b", "norms"), torch.tensor([1.0, 2.0]), [])
     (path,) = partial(tmp_path / "out").iterdir()
     path.write_bytes(path.read_bytes()[:-3])
     assert list(journal.known()) == [("a", "norm")]

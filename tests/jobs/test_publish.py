@@ -277,6 +277,25 @@ def test_a_lock_that_a_stopped_process_holds_stops_nobody(base, want, tmp_path, 
     assert bytes_in(job.folder) == want
 
 
+def test_a_process_that_is_overtaken_leaves_no_draft_in_what_was_published(base, want, tmp_path, monkeypatch):
+    job, write, sync = job_in(base, tmp_path / "wide"), publish_module.write_file, partial_module.sync_file
+    monkeypatch.setattr(partial_module, "PATIENCE", 0.0)
+
+    def overtaken(descriptor):
+        monkeypatch.setattr(partial_module, "sync_file", sync)
+        run_job(job)
+        sync(descriptor)
+
+    def write_first(path, raw):
+        monkeypatch.setattr(publish_module, "write_file", write)
+        monkeypatch.setattr(partial_module, "sync_file", overtaken)
+        write(path, raw)
+
+    monkeypatch.setattr(publish_module, "write_file", write_first)
+    run_job(job)
+    assert bytes_in(job.folder) == want
+
+
 def test_a_directory_of_an_earlier_version_is_resumed(base, want, tmp_path, monkeypatch):
     """It has all files from the start, an empty file `ready`, and journals that do not say who holds them."""
     job, write, left = job_in(base, tmp_path / "wide"), OutputFiles.write, [20]

@@ -138,7 +138,7 @@ def grow_directory(
 
     if options.share is None:
         run_job(job, options.threads, report)
-    elif not run_worker(job, *options.share, report):
+    elif not run_worker(job, *options.share, report, threads=options.threads):
         return Grown(out, "share written", job)
     elif _is_unmeasured(out, request, options):
         on(_stored(start, out, request, options, on))

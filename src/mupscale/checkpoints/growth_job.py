@@ -67,7 +67,7 @@ def record(
     since = plan if early is None else early.then(plan)
     noise = None
     if request.adds_noise:
-        noise = _noise(base, family, request, choice, out, share, threads)
+        noise = noise_record(base, family, request, choice, out, share, threads)
     return {
         "format": FORMAT,
         "version": __version__,
@@ -112,14 +112,14 @@ def record(
     }
 
 
-def _noise(
+def noise_record(
     base: Base,
     family: FamilyPlan,
     request: Request,
     choice: Mapping[str, Any] | None,
-    out: Location | None,
-    share: tuple[int, int],
-    threads: int,
+    out: Location | None = None,
+    share: tuple[int, int] = (0, 1),
+    threads: int = 1,
 ) -> dict[str, Any]:
     """The noise of every tensor, in sizes that are measured on the stored weights, as a record holds it."""
     plan, early, path = family.plan, base.early, base.directory.path

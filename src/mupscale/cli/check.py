@@ -6,15 +6,18 @@ Exit status 0 only if every level asked for holds.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping
+from math import isclose
 from typing import Any
 
 from ..checkpoints.about import KEYS
 from ..checkpoints.base import Base
-from ..checkpoints.growth_job import job_of, wide_config
+from ..checkpoints.growth_job import job_of, noise_record, wide_config
 from ..checkpoints.request import Request
 from ..errors import Fault, MupscaleError, raise_faults
 from ..families.loaded import check_memory, compare_models
 from ..families.process import plan_in_process
+from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..jobs.digests import job_digest
 from ..jobs.job import Job
@@ -29,6 +32,7 @@ from .plan import changes
 from .printing.working import working
 
 _SHOWN = 20  # faults per level; a wrong plan has one per tensor
+_MEASURED = 1e-3  # relative; to how much norms are measured
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -50,13 +54,21 @@ def run(chosen: argparse.Namespace) -> int:
         )
     base = Base(chosen.base)
     directory = base.directory
-    held = True
-    for level in chosen.levels or ("bytes", "layout"):
+    held, family = True, None
+    for level in chosen.levels or ("bytes", "layout", *(["noise"] if about["noise"] is not None else [])):
         if level == "bytes":
             said, faults = _bytes(base, chosen.wide, about, chosen.threads, chosen.quiet)
         elif level == "layout":
             working("planning again on a small copy", chosen)
-            said, faults = _layout(directory, about)
+            family = _family(directory, about)
+            said, faults = _layout(family, about)
+        elif level == "noise":
+            if about["noise"] is None:
+                print(f"{level:7} not applicable: the result has none", flush=True)
+                continue
+            working("measuring the base again", chosen)
+            family = family or _family(directory, about)
+            said, faults = _noise(base, family, about, chosen.threads)
         elif (why := _no_comparison(about)) is not None:
             print(f"{level:7} not applicable: {why}", flush=True)
             continue
@@ -130,9 +142,10 @@ def _stored_job(directory: Directory, wide: Location, about: dict[str, Any]) -> 
     return job
 
 
-def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Fault]]:
+def _family(directory: Directory, about: dict[str, Any]) -> FamilyPlan:
+    """The plan that growing the base finds now."""
     request = Request.from_json(about["request"])
-    family = plan_in_process(
+    return plan_in_process(
         directory.config,
         request.goal.k_text,
         to=request.goal.to_text,
@@ -143,6 +156,10 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
         declared=request.declared,
         centred=request.centred,
     )
+
+
+def _layout(family: FamilyPlan, about: dict[str, Any]) -> tuple[str, list[Fault]]:
+    request = Request.from_json(about["request"])
     seen = family.evidence
     said = (
         f"gradients of a small copy agree to {seen.worst_gradient:.0e}, {seen.steps} AdamW steps to "
@@ -173,6 +190,32 @@ def _layout(directory: Directory, about: dict[str, Any]) -> tuple[str, list[Faul
             Fault("growth.plan_differs", "plan", "the record's plan is not the one found now")
         ]
     return said, faults
+
+
+def _noise(base: Base, family: FamilyPlan, about: dict[str, Any], threads: int) -> tuple[str, list[Fault]]:
+    """The sizes of the noise against those that its request and the base give now."""
+    told = about["noise"]
+    found = noise_record(base, family, Request.from_json(about["request"]), told.get("auto"), threads=threads)
+    faults = [
+        Fault("growth.noise_differs", where, f"{old} in the record, {new} by the base")
+        for where, old, new in _unequal(told, found)
+    ]
+    return f"the noise of {len(found['sigmas'])} tensors has the sizes that the base gives", faults
+
+
+def _unequal(told: Any, found: Any, where: str = "noise") -> Iterator[tuple[str, Any, Any]]:
+    """Where two records differ by more than norms are measured to, with what each says."""
+    if isinstance(told, Mapping) and isinstance(found, Mapping):
+        for key in sorted({*told, *found}):
+            yield from _unequal(told.get(key, "nothing"), found.get(key, "nothing"), f"{where}: {key}")
+    elif isinstance(told, (list, tuple)) and isinstance(found, (list, tuple)) and len(told) == len(found):
+        for old, new in zip(told, found, strict=True):
+            yield from _unequal(old, new, where)
+    elif isinstance(told, float) and isinstance(found, float):
+        if not isclose(told, found, rel_tol=_MEASURED):
+            yield where, f"{told:.4g}", f"{found:.4g}"
+    elif told != found:
+        yield where, told, found
 
 
 def _no_comparison(about: dict[str, Any]) -> str | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import Fault
 from ..files.pickles.torch_settings import strange
@@ -16,9 +18,11 @@ from ..files.strict import printable, raise_few
 from ..jobs.digests import make_job
 from ..jobs.job import Move, Text
 from ..jobs.norms.measured import measured_in
+from ..jobs.norms.norm_journal import NormJournal
 from ..jobs.worker import run_job
 from ..models.names import resolve
 from ..noise.kinds import Noise
+from ..noise.measures import Wanted
 from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
 from ..optimizers.carry import carry_optimizer
 from ..optimizers.identify import identify
@@ -209,7 +213,7 @@ def write_grown(
     early, history = earlier_plan(folder), earlier_growths(folder)
     resolved = None
     if noise is not None:
-        norms = measured_in(base, weights, {}, list(norms_wanted(noise, plan=plan, since=early)))
+        norms = _norms(base, absolute(out), weights, list(norms_wanted(noise, plan=plan, since=early)))
         resolved = resolve_noise(
             lambda name, what: norms[name, what],
             noise,
@@ -233,3 +237,12 @@ def write_grown(
     }
     run_job(make_job(base, absolute(out), wide.files, wide.moves, texts=wide.texts, about=about))
     return wide.not_carried
+
+
+def _norms(
+    base: Location, out: Location, weights: Sequence[Move], wanted: Sequence[Wanted]
+) -> dict[Wanted, Tensor]:
+    """What is measured of the base; on this machine, kept next to the result until that is complete."""
+    files = [source.file for move in weights for source in move.sources]
+    journal = NormJournal(out, base, files) if isinstance(out, Path) and wanted else None
+    return measured_in(base, weights, {}, wanted, journal=journal)

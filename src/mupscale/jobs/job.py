@@ -10,6 +10,7 @@ import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -224,8 +225,14 @@ def _place(entry: Any) -> Place:
     return Place(text(file), whole(offset), text(dtype), wholes(shape))
 
 
-def _scale(value: Any) -> Scale:
-    if len(text(value)) > 40:
+@lru_cache(maxsize=4096)  # a model of 100,000 tensors has a few dozen axes
+def _axis(value: str) -> Axis:
+    return Axis.parse(short_numbers(value, DIGITS))
+
+
+@lru_cache(maxsize=4096)
+def _scale(value: str) -> Scale:
+    if len(value) > 40:
         raise ValueError(f"scale {printable(value)} is too long")
     scale = Scale.of(short_numbers(value, DIGITS))
     if not 0 < float(scale) < float("inf"):
@@ -263,8 +270,8 @@ def _making(entry: Any) -> Making:
     if len(joins) > 1:
         raise ValueError("sources are concatenated or stacked, not both")
     return Making(
-        axes=tuple(Axis.parse(short_numbers(axis, DIGITS)) for axis in entry["axes"]),
-        scale=_scale(entry.get("scale", "1")),
+        axes=tuple(_axis(text(axis)) for axis in entry["axes"]),
+        scale=_scale(text(entry.get("scale", "1"))),
         shift=int(entry.get("shift", 0)),
         noise=_noise(entry.get("noise")),
         fill=None if sources else fill,

@@ -190,7 +190,12 @@ def _claim(job: Job, folder: Path, alone: bool) -> None:
 
 
 def check_same_job(raw: bytes, job: Job, folder: Location) -> None:
-    """Raise unless the text of a job, found in a folder, is that of this job."""
+    """Raise unless the text of a job, found in a folder, is that of this job.
+
+    It is parsed only if it differs, which it may in how paths are spelled: a job can have 200,000 tensors.
+    """
+    if raw == job.to_json().encode():
+        return
     found = parse_json(raw, str(folder / WORKING_JOB), objects=10_000_000)
     if _identity(found) != _identity(job.as_json()):
         shown = list(islice(differences(_identity(found), _identity(job.as_json())), _SHOWN))
@@ -257,14 +262,32 @@ def file_mode(job: Job) -> int:
 
 def write_file(path: Path, raw: bytes) -> None:
     """Write a file atomically: readers see all of it or nothing."""
+    with drafted(path) as draft:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            write_all(descriptor, memoryview(raw), 0)
+            sync_file(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(draft, path)
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """A name next to `path` for a file that takes its place once it is complete.
+
+    On an error what has that name is removed, also if another process has published the folder under its final name by then.
+    """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        write_all(descriptor, memoryview(raw), 0)
-        sync_file(descriptor)
+        yield draft
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft.name, dir_fd=folder)
+        raise
     finally:
-        os.close(descriptor)
-    os.replace(draft, path)
+        os.close(folder)
 
 
 def patience(job: Job) -> float:

@@ -26,6 +26,7 @@ from .job_check import check_job
 from .journal.entries import BaseStamp, BlockDone, StretchRead
 from .journal.journals import Journals, read_journals
 from .journal.writer import FileSink, JournalWriter
+from .norms.norm_journal import used_by_norms
 from .partial import create, finished_by_another, half_published, is_finished, partial, prepare
 from .progress import Count, Report
 from .publish.publish import publish
@@ -113,6 +114,7 @@ class _Share:
             self._work(new, count, stamps)
         done = read_journals(folder, len(units))
         if done.all:
+            done.used += used_by_norms(job, stamps)
             base = base_fingerprints(job, units, done)
             publish(job, units, base, output_fingerprints(job, units, done.sums), done.sums, self.threads)
         # If all was done when this worker came, another one may be finishing just now.

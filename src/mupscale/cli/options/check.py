@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import MupscaleError
 from .verb import add_threads, add_verb, check_threads, location
 
-LEVELS = ("bytes", "layout", "model")
+LEVELS = ("bytes", "layout", "noise", "model")
 """What may be compared with the base, in the order in which it is checked."""
 
 
@@ -18,7 +18,7 @@ def add_to(verbs: Any) -> None:
         "check",
         "prove that a directory is the result of growing a base",
         "Level by level: bytes (every file, bit for bit, noise drawn again), layout (the plan found again and "
-        "proved on a small copy, with optimizer steps), model (outputs and gradients of the real weights).",
+        "proved on a small copy, with optimizer steps), noise (its sizes, measured again), model (outputs and gradients of the real weights).",
         examples=("./wide --base ./base", "./wide --base ./base --levels bytes,layout,model", "./wide"),
     )
     verb.add_argument("wide", type=location, help="the directory that growing produced, here or at a URL")
@@ -32,8 +32,8 @@ def add_to(verbs: Any) -> None:
         "--levels",
         type=_levels,
         metavar="A,B,…",
-        help="which of bytes, layout and model; model loads both models and does not apply to a result with noise "
-        "(default: bytes,layout)",
+        help="which of bytes, layout, noise and model; model loads both models and does not apply to a result with noise "
+        "(default: bytes,layout, and noise where there is any)",
     )
     add_threads(verb, "threads that make and compare bytes")
     verb.add_argument("--quiet", action="store_true", help="print no progress")

@@ -100,7 +100,7 @@ class BaseReader(Reader):
         self.bytes += total
 
 
-def encoded(runs: list[tuple[str, int, Sums]], files: Mapping[str, int]) -> str:
+def encoded(runs: list[tuple[str, int, Sums]], files: Mapping[str, int | str]) -> str:
     """Runs of grains as one word: the number of the file, the first grain, the sums."""
     return ",".join(f"{files[file]}:{first}:{encoded_sums(sums)}" for file, first, sums in runs) or "-"
 

@@ -7,9 +7,9 @@
              | "p" part upload etag           a part of a file is in the store, under this name
              | "h" system "-"                 the worker runs on this system, and holds a lock on its journal while it may write
              | "e" "0" "-"                    the worker ended well, and had closed its output files before it said so
-             | statistic values name          a norm or mean of a tensor; the values as hexadecimal floats
+             | "m" used statistic values name a norm or mean of a tensor; the values as hexadecimal floats, `used` as for "b"
 
-Words are separated by one space; the last one of "s" and of a statistic may hold spaces. A line counts only if it is
+Words are separated by one space; the last one of "s" and of "m" may hold spaces. A line counts only if it is
 complete, so a crash can only shorten a journal, never make it wrong. Entries of any other kind are passed over. Files and
 objects written by earlier versions have the same lines. Does not know where lines are kept.
 """
@@ -77,6 +77,8 @@ class Measured:
     statistic: str
     values: tuple[float, ...]
     name: str
+    used: str = "-"
+    """The sums of the base's grains that it was measured of; files by name, because no job numbers them yet."""
 
 
 Entry = BlockDone | StretchRead | BaseStamp | PartSent | Holds | Ended | Measured
@@ -89,7 +91,7 @@ def lines(entries: Iterable[Entry]) -> bytes:
     >>> print(lines(entries).decode(), end="")
     3fbdc3ab456359d2 s 12-34 a b.safetensors
     a6929d4afa4267f1 b 3 a1 -
-    179d5ba411623b56 norm 0x1.999999999999ap-4,0x1.0000000000000p+1 w
+    4b5dfec13e414db2 m - norm 0x1.999999999999ap-4,0x1.0000000000000p+1 w
     9199c9d790b6e327 e 0 -
     >>> list(read_lines(lines(entries))) == entries
     True
@@ -120,8 +122,8 @@ def _words(entry: Entry) -> str:
             return f"h {system} -"
         case Ended():
             return "e 0 -"
-        case Measured(statistic, values, name):
-            return f"{statistic} {','.join(value.hex() for value in values)} {name}"
+        case Measured(statistic, values, name, used):
+            return f"m {used} {statistic} {','.join(value.hex() for value in values)} {name}"
 
 
 def _entry(words: str) -> Entry:
@@ -142,8 +144,11 @@ def _entry(words: str) -> Entry:
             return Holds(first)
         case "e":
             return Ended()
+        case "m":
+            statistic, values, name = rest.split(" ", 2)
+            return Measured(statistic, tuple(map(float.fromhex, values.split(","))), name, first)
         case _:
-            return Measured(kind, tuple(map(float.fromhex, first.split(","))), rest)
+            raise ValueError(kind)
 
 
 def _line(words: str) -> bytes:

@@ -12,7 +12,9 @@ from torch import Tensor
 from ...noise.measures import Statistic, Wanted
 from ...storage.location import Location
 from ...tensors.spectral import streamed_spectral_norm
+from ..bytes.base_reader import BaseReader
 from ..bytes.blocks import Reader, StoredBase, stored_base
+from ..bytes.compiled_sums import expect
 from ..job import Move
 from ..threads import in_threads
 from .norm_journal import NormJournal
@@ -33,19 +35,22 @@ def measured_in(
 ) -> dict[Wanted, Tensor]:
     """The norms and means of what the moves would read; `names` gives a move's planned tensor.
 
-    With a journal, tensors that another worker has measured are skipped. Worker i of n begins at its share of the list, so
-    that workers that start together measure different tensors: with 8 tensors and `share=(1, 2)` the order is 4, 5, 6, 7, 0, ….
+    With a journal, tensors that another worker has measured are skipped, and the bytes that were read are noted in it. Worker i
+    of n begins at its share of the list, so that workers that start together measure different tensors: with 8 tensors and
+    `share=(1, 2)` the order is 4, 5, 6, 7, 0, ….
     """
     parts: dict[str, list[Move]] = {}
     for move in moves:
         if move.sources:
             parts.setdefault(names.get(move.name, move.name), []).append(move)
     found: dict[Wanted, Tensor] = {}
+    if journal is not None:
+        expect(sum(journal.sizes.values()))
     first = share[0] * len(wanted) // share[1]
     order = [*range(first, len(wanted)), *range(first)]
 
     def measure(units: Iterator[int]) -> None:
-        with Reader(base) as reader:
+        with Reader(base) if journal is None else BaseReader(base, journal.sizes) as reader:
             for unit in units:
                 name, what = wanted[unit]
                 if journal is not None:
@@ -55,7 +60,8 @@ def measured_in(
                 stored = [part for move in parts[name] if (part := stored_base(move, reader)) is not None]
                 found[name, what] = measured_by(stored, parts[name][0].making.base_shape, what)
                 if journal is not None:
-                    journal.add((name, what), found[name, what])
+                    assert isinstance(reader, BaseReader)
+                    journal.add((name, what), found[name, what], reader.taken())
 
     in_threads(threads, order, measure)
     return found

@@ -7,9 +7,8 @@ are made again. Nobody else knows its name until it is right and closed. Does no
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from ...errors import Fault, MupscaleError
@@ -18,7 +17,7 @@ from ..bytes.base_reader import CHANGED, START_AGAIN
 from ..bytes.blocks import MoveMaker, Reader, block_runs, block_sum, raw_bytes
 from ..bytes.output_files import OutputFile, write_all
 from ..job import Job
-from ..partial import file_mode, fill_fixed
+from ..partial import drafted, file_mode, fill_fixed
 from ..threads import in_threads
 from ..work_units import Block, WorkUnits
 from .read_back import PART, State, damaged, fingerprints_of, forget, state
@@ -30,9 +29,8 @@ def renew(
     job: Job, units: WorkUnits, path: Path, file: OutFile, sums: Mapping[int, str], wanted: str, threads: int
 ) -> State:
     """Put a new file in the place of `path`, with the fingerprint `wanted`."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with _removed_on_error(draft):
+    with drafted(path) as draft:
         descriptor = os.open(draft, flags, file_mode(job))
         try:
             _copy(path, descriptor, file.size)
@@ -129,13 +127,3 @@ def _make_again(
             file.close()
 
     in_threads(threads, todo, make)
-
-
-@contextmanager
-def _removed_on_error(draft: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
