@@ -1022,8 +1022,14 @@ def test_a_worker_that_died_while_it_wrote_the_job_leaves_nothing_in_the_way(bas
 def gpt2(width: int) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"n_embd": width, "n_head": width // 8, "n_layer": 1, "vocab_size": 97, "n_positions": 64}
-    drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    sizes: dict[str, Any] = {
+        "n_embd": width,
+        "n_head": width // 8,
+        "n_layer": 1,
+        "vocab_size": 97,
+        "n_positions": 64,
+    }
+    drops: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return GPT2LMHeadModel(GPT2Config(**sizes, **drops, bos_token_id=0, eos_token_id=0))
 
 
@@ -1037,9 +1043,10 @@ def test_new_units_and_split_entries_are_those_that_a_live_model_saves(tmp_path,
     torch.manual_seed(0)
     if by == "means":
         live = gpt2(32)
-        plan = mu.upscale(live, lambda: gpt2(48), mu.NewUnits(), loss=words_loss).plan
-        wide = mu.upscale(live, lambda: gpt2(48), mu.NewUnits(), plan=plan, seed=5, prove=False)
-        assert plan.carries_mean
+        wide = mu.upscale(live, lambda: gpt2(48), mu.NewUnits(), loss=words_loss, seed=5)
+        assert wide.plan is not None
+        assert wide.plan.carries_mean
+        plan = wide.plan
     else:
         live, sizes = llama_model(SIZES), UNITS if by == "units" else {**SIZES, "intermediate_size": 100}
         plan = mu.infer_plan(live, lambda: llama_model(sizes), loss=words_loss, by=by)

@@ -19,6 +19,7 @@ from harness.runs import drift
 from harness.runs import train as take
 from harness.setups import SETUPS, Setup
 from mupscale.plans.plan import OUTPUTS_ALONE
+from mupscale.sharded.verify import verify_sharded
 
 SILENT = mu.MupNoise(0.0)
 LIMIT = 0.05
@@ -340,7 +341,7 @@ def test_growing_exactly_copies_a_centred_stream_and_one_rank_loads_a_woken_one(
     ):
         assert torch.equal(part, want)
     with refused("proof.steps_with_means"):
-        mu.verify_sharded(mu.Run(base), loaded, step=step)
+        verify_sharded(mu.Run(base), loaded, step=step)
 
 
 def test_noise_means_copies_and_an_unknown_way_is_refused():

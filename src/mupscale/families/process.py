@@ -107,7 +107,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         import torch
 
         torch.set_num_threads(1)  # small copies gain nothing from more, and lose much on a busy machine
-        return _proved(request, bool(request["centred"])).as_json()
+        return _proved(request, bool(request.get("centred"))).as_json()
     except MupscaleError as error:
         raise with_ways(error, _nearest(request)) from None
     except ModuleNotFoundError as error:

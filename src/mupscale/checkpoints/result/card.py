@@ -107,13 +107,20 @@ def _how(about: Mapping[str, Any], request: Request) -> str:
             "Its width consists of new units, which read "
             f"{readers}, and nothing reads them yet; where zeros are not possible units are copied, and each weight that reads "
             f"copies went whole to one of them (seed {about['request']['seed']}). **Its loss is the base's** up to rounding, and "
-            "everything that is new learns from the second step on."
+            f"everything that is new learns from the second step on.{_means(about)}"
         )
     how = ", ".join(f"{key} = {value}" for key, value in sorted(noise["asked"].items()))
     return (
         f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
         f"unit can part{awake}. {_losses(about['losses'])}"
     )
+
+
+def _means(about: Mapping[str, Any]) -> str:
+    """What a stream behind LayerNorm got, where its new channels carry the mean of the others."""
+    if not any(entry.get("mean") for entry in about["plan"]["tensors"].values()):
+        return ""
+    return " New channels of a stream carry the mean of the others, which LayerNorm subtracts, so that no output moves."
 
 
 def _words(words: Mapping[str, Any] | None, asleep: bool) -> str:
