@@ -444,7 +444,7 @@ def worker(case: str, folder: Path) -> None:
     if dist.get_rank() == 0:
         mu.trainers.grow_megatron_checkpoint(narrow, wide, plan=plan)
         if units is not None:
-            mu.grow_checkpoint(narrow, folder / AWAKE, plan=units, noise=mu.NewUnits())
+            mu.trainers.grow_megatron_checkpoint(narrow, folder / AWAKE, plan=units, noise=mu.NewUnits())
     dist.barrier()
     for name in ("wide", *((AWAKE, *CHANGED) if case in ("plain", "fsdp") else ())):
         start = folder / AWAKE if name == AWAKE else wide
