@@ -2,13 +2,14 @@
 
 A small network is trained by a stock DeepSpeed engine on two ranks of CPUs: AdamW, a group with decay and one without, and a
 LambdaLR. `ds_to_universal` converts its checkpoint, `grow_universal_checkpoint` writes one of twice the width, without noise, and
-a stock engine of that width loads it (`load_universal`). Controls start from the same files with one thing changed: moments that
+a stock engine of that width loads it (`load_universal`). With new units that are awake the first loss is the base's too. Controls start from the same files with one thing changed: moments that
 were copied without units, no moments, the base's learning rates in every group.
 
     python benchmarks/engines_run.py
 
-Prints a row for every job and, last, `zero1=A zero2=B zero3=C trainer=T control=D`: the largest relative difference of a loss from the base's,
-by stage of ZeRO, that of Hugging Face's Trainer with ZeRO 2, and the smallest of the controls' largest differences. The exit code is 1 when
+Prints a row for every job and, last, `zero1=A zero2=B zero3=C trainer=T awake=U control=D`: the largest relative difference of a loss from the base's,
+by stage of ZeRO, that of Hugging Face's Trainer with ZeRO 2, the largest of the first losses with new units, and the smallest of the controls'
+largest differences. One control is new units once they are trained. The exit code is 1 when
 one of the first is above 1e-5 or D below 1e-3. Without DeepSpeed it prints SKIPPED.
 """
 
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from harness.program import Outcome, option, run
-from harness.torchrun import CONTROLS, Curves, compared, finish
+from harness.torchrun import AWAKE, CHANGED, Curves, compared, finish
 
 WORLD, WORDS, WIDTH, K, ROWS = 2, 50, 16, 2, 32
 STOP, END = 6, 12
@@ -127,18 +128,24 @@ def run_stage(stage: int, folder: Path) -> Curves:
     engine.save_checkpoint(str(narrow))
     curves = {"base": train(engine, STOP, END)}
 
+    def loss(model: nn.Module) -> Tensor:
+        words = torch.arange(ROWS * 2).view(ROWS, 2) % WORDS
+        return nn.functional.cross_entropy(model(words[:, 0]), words.sum(1) % WORDS)
+
     def grow() -> None:
         convert(narrow)
+        units = mu.infer_plan(make(WIDTH), make(K * WIDTH), loss=loss, by="units")
+        mu.grow_checkpoint(narrow, folder / AWAKE, plan=units, noise=mu.NewUnits())
         mu.trainers.grow_universal_checkpoint(narrow, wide, plan=plan)
         for control in ("units", "fresh"):
             change(wide, folder / control, plan, control)
         shutil.copytree(wide, folder / "rates")
 
     first_rank(grow)
-    for job in ("wide", *CONTROLS):
+    for job in ("wide", AWAKE, *CHANGED):
         torch.manual_seed(1)
         model = make(K * WIDTH)
-        groups = mu.trainers.universal_groups(wide, model)
+        groups = mu.trainers.universal_groups(folder / AWAKE if job == AWAKE else wide, model)
         factors = [group["lr_factor"] for group in groups]
         engine = engine_of(model, groups, stage)
         mu.trainers.load_universal_(engine, folder / job)
@@ -187,10 +194,12 @@ def run_trainer(folder: Path) -> Curves:
 
     class WideTrainer(transformers.Trainer):  # type: ignore[name-defined,misc]
         optimizer: Any
+        directory: Path
 
         def create_optimizer(self, *_: Any) -> Any:
             if self.optimizer is None:
-                self.optimizer = torch.optim.AdamW(mu.trainers.universal_groups(folder / "wide", self.model))
+                groups = mu.trainers.universal_groups(self.directory, self.model)
+                self.optimizer = torch.optim.AdamW(groups)
             return self.optimizer
 
     torch.manual_seed(0)
@@ -200,12 +209,14 @@ def run_trainer(folder: Path) -> Curves:
     curves = {"base": trained(transformers.Trainer, base, universal=False)}
     saved = folder / "trainer" / f"checkpoint-{STOP}"
     convert(saved)
-    command = ["-m", "mupscale", "grow", str(saved), str(folder / "wide"), "-k", str(K), "--quiet"]
-    subprocess.run([sys.executable, *command], check=True, capture_output=True)
+    for verb, out in (("grow", "wide"), ("upscale", AWAKE)):
+        command = ["-m", "mupscale", verb, str(saved), str(folder / out), "-k", str(K), "--quiet"]
+        subprocess.run([sys.executable, *command], check=True, capture_output=True)
     plan = mu.Plan.from_json(json.dumps(json.loads((folder / "wide" / "mupscale.json").read_text())["plan"]))
     change(folder / "wide", folder / "fresh", plan, "fresh")
-    for job in ("wide", "fresh"):
-        model = transformers.LlamaForCausalLM.from_pretrained(folder / "wide", dtype=torch.float32)
+    for job in ("wide", AWAKE, "fresh"):
+        model = transformers.LlamaForCausalLM.from_pretrained(folder / job, dtype=torch.float32)
+        WideTrainer.directory = folder / job
         curves[job] = trained(WideTrainer, model, universal=True, start=folder / job)
     return curves
 

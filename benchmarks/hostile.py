@@ -51,8 +51,9 @@ from mupscale.cli.main import main as command
 from mupscale.errors import MupscaleError
 from mupscale.families.models import config_from as from_config
 from mupscale.files.dcp.chunks import chunk_place, read_value
-from mupscale.files.dcp.metadata import METADATA, read_dcp
+from mupscale.files.dcp.metadata import read_dcp
 from mupscale.files.directory import read_directory
+from mupscale.files.elsewhere import DCP_METADATA
 from mupscale.files.pickles.torch_file import read_tensor, read_tree
 from mupscale.files.pickles.torch_settings import read_settings
 from mupscale.files.places import Place
@@ -240,7 +241,7 @@ class Inputs:
 
     def metadata(self, path: Path, draw: random.Random) -> None:
         shutil.copytree(self.dcp, path)
-        _put(path / METADATA, flipped((self.dcp / METADATA).read_bytes(), draw))
+        _put(path / DCP_METADATA, flipped((self.dcp / DCP_METADATA).read_bytes(), draw))
 
     def chunk(self, path: Path, draw: random.Random) -> None:
         shutil.copytree(self.dcp, path)
@@ -398,7 +399,7 @@ def bombs(inputs: Inputs) -> Iterator[tuple[str, Input, Callable[[Path], str]]]:
 
         def metadata(path: Path, _: random.Random, raw: bytes = raw) -> None:
             shutil.copytree(inputs.dcp, path)
-            _put(path / METADATA, raw)
+            _put(path / DCP_METADATA, raw)
 
         def optimizer(path: Path, _: random.Random, raw: bytes = raw) -> None:
             path.mkdir()
@@ -458,7 +459,7 @@ def settings_bombs() -> Iterator[tuple[str, Input, Callable[[Path], str]]]:
 
         def metadata(path: Path, _: random.Random, raw: bytes = raw) -> None:
             path.mkdir()
-            _put(path / METADATA, raw)
+            _put(path / DCP_METADATA, raw)
             with open(path / "__0_0.distcp", "wb") as file:
                 file.truncate(40 << 20)  # a hole, which makes room for as many bytes of `.metadata`
 

@@ -1,7 +1,7 @@
 """A writer that is killed at any moment loses time and nothing else.
 
-A small checkpoint is upscaled, with noise, to twice its width, to new blocks, to both, and to sizes that leave zeros
-behind the copies, by processes that are ended with SIGKILL, the whole group at once, at random moments: one worker,
+A small checkpoint is upscaled, with noise, to twice its width, to new blocks, to both, to sizes that leave zeros
+behind the copies, and to new units with the readers of trained ones, by processes that are ended with SIGKILL, the whole group at once, at random moments: one worker,
 one worker with two threads, two workers. After each kill the unfinished directory must
 not be loadable as a model: no config, no weight file under its own name, unless all bytes are already there. Then
 the job is resumed and must give, byte for byte, the directory of a run that nobody disturbed. The same bytes must
@@ -44,6 +44,8 @@ from mupscale.jobs.journal.journals import read_journals
 from mupscale.jobs.partial import partial
 from mupscale.jobs.work_units import WorkUnits
 from mupscale.jobs.worker import run_job, run_worker
+from mupscale.noise.resolve import resolve_noise
+from mupscale.noise.resolved import NoisePlan
 from mupscale.plans.new_blocks import order_of
 
 MODEL = Llama(hidden=128, ffn=352, heads=8, kv_heads=2, layers=4, vocabulary=500)
@@ -59,6 +61,7 @@ GOALS: dict[str, Callable[[], mu.Plan]] = {
     "deeper": lambda: MODEL.plan(1, ORDER),
     "both": lambda: MODEL.plan(2, ORDER),
     "zeros": lambda: MODEL.grown("ffn=2", "layers=6,hidden=192,heads=12,kv_heads=3"),
+    "awake": lambda: MODEL.grown("2", None, by="units"),
 }
 
 
@@ -69,7 +72,15 @@ def plan_of(goal: str) -> mu.Plan:
 
 def make_job(directory: Directory, out: Path, block_bytes: int = BLOCK, goal: str = "wider") -> Job:
     plan = plan_of(goal)
-    return job_for(plan, directory, out, MODEL.noise(plan), shard_bytes=SHARD, block_bytes=block_bytes)
+    noise = awake(Path(str(directory.path))) if goal == "awake" else MODEL.noise(plan)
+    return job_for(plan, directory, out, noise, shard_bytes=SHARD, block_bytes=block_bytes)
+
+
+@cache
+def awake(base: Path) -> NoisePlan:
+    """New units that read what trained ones read, in sizes of the base's own weights."""
+    weights = {n: t for file in base.glob("*.safetensors") for n, t in load_file(file).items()}
+    return resolve_noise(weights, mu.NewUnits(), plan=plan_of("awake"))
 
 
 Mode = Callable[[Job], list[int]]
@@ -191,7 +202,9 @@ def measure(chosen: argparse.Namespace) -> Outcome:
             goal, mode = cases[number % len(cases)]
             job = make_job(directory, folder / "wide", goal=goal)
             kill_once(job, mode, draw.random() * usual[goal, mode], want[goal], tally)
-        ways = sum(same_bytes(folder, directory, goal, want[goal], tally) for goal in ("wider", "both"))
+        ways = sum(
+            same_bytes(folder, directory, goal, want[goal], tally) for goal in ("wider", "both", "awake")
+        )
     line = (
         f"kills={tally.kills} cut_short={tally.cut} loadable={tally.loadable} different={tally.different} "
         f"ways={ways} failed={len(tally.failed)}"

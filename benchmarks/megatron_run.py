@@ -3,8 +3,9 @@
 A small `GPTModel` of megatron-core (grouped queries, gated units, rotary positions, RMSNorm) is trained with Megatron's own
 optimizer and schedule on CPUs, and saved by its `dist_checkpointing`. `grow_megatron_checkpoint` writes a checkpoint of twice
 the width, without noise; a stock model of that width loads it with Megatron's own loader and continues. Cases: one rank; tied
-embeddings; the distributed optimizer over two ranks; tensor parallelism over two ranks. Controls load the same
-checkpoint and change one thing: moments without units, no moments, the base's learning rates.
+embeddings; the distributed optimizer over two ranks; tensor parallelism over two ranks. On one rank new units are woken as well,
+and the first loss is the base's. Controls load the same checkpoint and change one thing: moments without units, no moments, the
+base's learning rates.
 
     python benchmarks/megatron_run.py
     python benchmarks/megatron_run.py --fsdp
@@ -13,9 +14,11 @@ With `--fsdp` the model is sharded by Megatron-FSDP, on one rank, and saved as M
 torch.distributed.checkpoint under explicit names (format `fsdp_dtensor`).
 
 Needs an environment of its own: `pip install torch==2.13.0 numpy psutil packaging safetensors`, then
-`pip install --no-deps megatron-core==0.16.1`; with `--fsdp` also einops. Prints a row for every job and, last, `weights=N plain=A tied=B distributed=C tensor=D
-control=E`, with `--fsdp` `weights=N fsdp=A control=B`: how many wide weights are not bit for bit those of `mu.grow`, the largest relative difference of a loss from the base's by case, and the
-smallest of the controls' largest differences. The exit code is 1 when N is not 0, a case is above 1e-5 or the controls are below 1e-3.
+`pip install --no-deps megatron-core==0.16.1`; with `--fsdp` also einops. Prints a row for every job and, last, `weights=N plain=A
+tied=B distributed=C tensor=D awake=U control=E`, with `--fsdp` `weights=N fsdp=A awake=U control=B`: how many wide weights are not
+bit for bit those of `mu.grow`, the largest relative difference of a loss from the base's by case, that of the first loss with new
+units, and the smallest of the controls' largest differences, one of which is new units once they are trained. The exit code is 1
+when N is not 0, a case is above 1e-5 or the controls are below 1e-3.
 Without megatron-core it prints SKIPPED.
 """
 
@@ -45,7 +48,7 @@ from torch.overrides import TorchFunctionMode
 
 import mupscale as mu
 from harness.program import Outcome, option, run
-from harness.torchrun import CONTROLS, Curves, compared, finish
+from harness.torchrun import AWAKE, CHANGED, Curves, compared, finish
 
 WORDS, WIDTH, K, LENGTH, ROWS = 64, 32, 2, 16, 8
 STOP, END = 8, 16
@@ -381,7 +384,7 @@ def train(job: Job, first: int, last: int) -> list[float]:
     return losses
 
 
-def plan_of(case: str) -> mu.Plan:
+def plan_of(case: str, by: Any = "copies") -> mu.Plan:
     """The plan between two models of one rank, measured with the loss that is trained."""
     narrow, wide = model_of(WIDTH, case), model_of(K * WIDTH, case)
     words = torch.arange(2 * LENGTH).view(2, LENGTH) % WORDS
@@ -392,6 +395,7 @@ def plan_of(case: str) -> mu.Plan:
         loss=lambda model: model(words, words % LENGTH, hidden, labels=words.roll(1, 1)).mean(),
         layouts=mu.trainers.megatron_layouts(narrow, wide),
         folds={"decoder.final_layernorm.weight": f"1/{K}"} if case == "tied" else None,
+        by=by,
     )
 
 
@@ -428,7 +432,7 @@ def worker(case: str, folder: Path) -> None:
     if case == "fsdp":
         fsdp_on_cpu()
     import_module("megatron.core.parallel_state").initialize_model_parallel()
-    plan = plan_of(case)
+    plan, units = plan_of(case), plan_of(case, "units") if case in ("plain", "fsdp") else None
     narrow, wide = folder / "narrow", folder / "wide"
     if case == "tensor":
         cut_over(2)
@@ -439,13 +443,16 @@ def worker(case: str, folder: Path) -> None:
     curves: Curves = {"base": train(job, STOP, END)}
     if dist.get_rank() == 0:
         mu.trainers.grow_megatron_checkpoint(narrow, wide, plan=plan)
+        if units is not None:
+            mu.trainers.grow_megatron_checkpoint(narrow, folder / AWAKE, plan=units, noise=mu.NewUnits())
     dist.barrier()
-    for name in ("wide", *(CONTROLS if case in ("plain", "fsdp") else ())):
-        job = job_of(K * WIDTH, case, mu.trainers.megatron_overrides(wide))
-        job.load(wide)
-        if name != "wide":
+    for name in ("wide", *((AWAKE, *CHANGED) if case in ("plain", "fsdp") else ())):
+        start = folder / AWAKE if name == AWAKE else wide
+        job = job_of(K * WIDTH, case, mu.trainers.megatron_overrides(start))
+        job.load(start)
+        if name in CHANGED:
             change_(job, name, plan)
-        elif isinstance(job, FsdpJob):
+        elif name == "wide" and isinstance(job, FsdpJob):
             base = model_of(WIDTH, case)
             base.load_state_dict(own, strict=False)
             curves["different"] = [different(base, job.weights(), case, plan)]

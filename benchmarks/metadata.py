@@ -35,6 +35,7 @@ from harness.limited import peak_mib
 from harness.program import Outcome, option, run
 from mupscale.files.dcp import metadata as dcp
 from mupscale.files.dcp.table import Chunk, DcpDirectory, map_table, write_table
+from mupscale.files.elsewhere import DCP_METADATA
 from mupscale.files.pickles.inert import read_metadata
 from mupscale.files.strict import read_regular
 from mupscale.tensors.parts import Rectangle
@@ -59,7 +60,7 @@ def write_metadata(path: Path, tensors: int, writers: int) -> None:
         described[name] = metadata.TensorStorageMetadata(
             metadata.TensorProperties(torch.float32), torch.Size([writers * ROWS, COLUMNS]), chunks
         )
-    (path / dcp.METADATA).write_bytes(pickle.dumps(metadata.Metadata(described, None, stored)))
+    (path / DCP_METADATA).write_bytes(pickle.dumps(metadata.Metadata(described, None, stored)))
     for writer in range(writers):
         with open(path / f"__{writer}_0.distcp", "wb") as file:
             file.truncate(tensors * ARCHIVE)
@@ -76,7 +77,7 @@ Found = list[tuple[str, tuple[int, ...], str, int]]
 
 def before(path: Path) -> Found:
     """The earlier code: objects for all chunks of all tensors, and a second read for the digest."""
-    raw = read_regular(path / dcp.METADATA, dcp.longest_metadata(path))
+    raw = read_regular(path / DCP_METADATA, dcp.longest_metadata(path))
     described = read_metadata(raw, "")
     stored = {(index.fqn, dcp._wholes(index.offset)): info for index, info in described.storage_data.items()}
     tensors: dict[str, tuple[tuple[int, ...], tuple[tuple[Rectangle, Chunk], ...]]] = {}
@@ -92,7 +93,7 @@ def before(path: Path) -> Found:
             raise SystemExit("chunks do not fit")
         tensors[name] = shape, tuple((Rectangle(chunk.start, chunk.shape), chunk) for chunk in chunks)
     del described, stored, raw
-    hashlib.sha256(read_regular(path / dcp.METADATA, 1 << 31)).hexdigest()
+    hashlib.sha256(read_regular(path / DCP_METADATA, 1 << 31)).hexdigest()
     found: Found = []
     for name, (shape, pieces) in tensors.items():
         wanted = shard(shape)
@@ -134,8 +135,8 @@ def measure(options: argparse.Namespace) -> Outcome:
     with tempfile.TemporaryDirectory() as name:
         path, table = Path(name) / "checkpoint", Path(name) / "table"
         write_metadata(path, options.tensors, options.writers)
-        size = os.path.getsize(path / dcp.METADATA)
-        print(f"{chunks} chunks, {size / 1e6:.1f} MB of {dcp.METADATA}, rank {RANK} of {RANKS}")
+        size = os.path.getsize(path / DCP_METADATA)
+        print(f"{chunks} chunks, {size / 1e6:.1f} MB of {DCP_METADATA}, rank {RANK} of {RANKS}")
         costs: dict[str, tuple[float, float, str]] = {}
         for way in ("before", "reads", "maps"):
             command = [sys.executable, __file__, "--measure", way, str(path), str(table)]

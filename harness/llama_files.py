@@ -16,6 +16,7 @@ import torch
 import mupscale as mu
 from mupscale.checkpoints.request import SHARD_BYTES
 from mupscale.checkpoints.shards import stored_plan, weight_moves
+from mupscale.families.config.goal import Way
 from mupscale.families.process import plan_in_process
 from mupscale.files.directory import Directory, read_directory
 from mupscale.files.headers import header_bytes
@@ -118,9 +119,9 @@ class Llama:
             "tie_word_embeddings": False,
         }
 
-    def grown(self, k: str, to: str) -> mu.Plan:
-        """The plan that the command line makes for `-k` and `--to`, made in a process of its own."""
-        return stored_plan(plan_in_process(self.config, k, to=to, steps=0))
+    def grown(self, k: str, to: str | None, by: Way = "copies") -> mu.Plan:
+        """The plan that the command line makes for `-k`, `--to` and `--by`, made in a process of its own."""
+        return stored_plan(plan_in_process(self.config, k, to=to, by=by, steps=0))
 
     def noise(self, plan: mu.Plan, size: float = 0.01, seed: int = 0) -> NoisePlan:
         """The same noise for every matrix that gets noise: what it costs does not depend on its size."""

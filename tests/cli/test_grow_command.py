@@ -11,9 +11,10 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
-from mupscale.checkpoints import grow_checkpoint  # noqa: E402
+from mupscale.checkpoints import measured_cost  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 from mupscale.errors import MupscaleError  # noqa: E402
+from mupscale.families import loaded  # noqa: E402
 
 GPT2: Any = {"n_embd": 16, "n_head": 2, "n_layer": 2, "vocab_size": 64, "n_positions": 16}
 LLAMA: Any = {
@@ -52,7 +53,8 @@ def test_memory_is_that_of_the_wide_model(make, layers, tmp_path, monkeypatch):
         if len(asked) == 2:
             raise MupscaleError(what)
 
-    monkeypatch.setattr(grow_checkpoint, "check_memory", refuse_second)
+    monkeypatch.setattr(loaded, "check_memory", refuse_second)
+    monkeypatch.setattr(measured_cost, "check_memory", refuse_second)
     given = [str(tmp_path / "base"), str(tmp_path / "wide"), "--to", "layers=4", "--noise", "auto", "--quiet"]
     assert main(["upscale", *given, "--inputs", str(tmp_path / "batch.json")]) == 2
     wide = 4 * sum(parameter.numel() for parameter in make(**{layers: 4}).parameters())

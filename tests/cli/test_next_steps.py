@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mupscale.cli.printing.next_steps import next_steps
+from mupscale.files.directory import TOKENIZERS
 from mupscale.jobs.job import Carried, Job
-from mupscale.studies.directory.text import TOKENIZERS
 
 
 def told(architecture: str, *carried: str, **config: Any) -> str:

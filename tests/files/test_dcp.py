@@ -35,8 +35,9 @@ from harness.profiles import examples
 from harness.refusals import refusal
 from mupscale.files.dcp import metadata as dcp
 from mupscale.files.dcp.chunks import chunk_place, read_value
-from mupscale.files.dcp.metadata import METADATA, _gaps, read_dcp
+from mupscale.files.dcp.metadata import _gaps, read_dcp
 from mupscale.files.dcp.table import Chunk, FileNames, chunked, map_table, write_table
+from mupscale.files.elsewhere import DCP_METADATA as METADATA
 from mupscale.files.pickles.inert import read_head, read_metadata
 from mupscale.files.pickles.opcodes import Record, _no_names, unpickled
 from mupscale.files.pickles.torch_file import read_tree

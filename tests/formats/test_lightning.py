@@ -103,6 +103,31 @@ def test_a_file_has_the_history_of_the_run_that_it_continues(tmp_path):
     assert mu.diagnostics.read_provenance(files[1]).growths == live.provenance.growths[:1], "control"
 
 
+def test_new_units_wake_in_a_file_as_they_do_live(tmp_path):
+    """Weights, state and record. Control: another seed."""
+
+    def units(n: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, n), nn.GELU(), nn.Linear(n, 3))
+
+    model, files = units(8), [tmp_path / f"{name}.ckpt" for name in ("base", "wide", "other")]
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(X).square().mean().backward()
+    optimizer.step()
+    weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    torch.save({"state_dict": weights, "optimizer_states": [optimizer.state_dict()]}, files[0])
+    plan = mu.infer_plan(model, units(16), example_inputs=(X,), by="units")
+    for file, seed in zip(files[1:], (5, 6), strict=True):
+        mu.grow_checkpoint(files[0], file, plan=plan, noise=mu.NewUnits(), seed=seed)
+    saved, other = (torch.load(file, weights_only=True) for file in files[1:])
+    live = mu.upscale(mu.Run(model, optimizer), lambda: units(16), mu.NewUnits(), plan=plan, seed=5)
+    states = saved["optimizer_states"][0]["state"]
+    for at, (name, parameter) in enumerate(live.model.named_parameters()):
+        assert torch.equal(saved["state_dict"][f"model.{name}"], parameter), name
+        assert torch.equal(states[at]["exp_avg"], live.optimizer.state[parameter]["exp_avg"]), name
+    assert mu.diagnostics.read_provenance(files[1])["noise"] == live.provenance["noise"]
+    assert not torch.equal(other["state_dict"]["model.0.weight"], saved["state_dict"]["model.0.weight"])
+
+
 G = torch.Generator().manual_seed(0)
 X = torch.randn(64, 6, generator=G)
 Y = (X[:, :3] * X[:, 3:]).argmax(1)

@@ -10,7 +10,6 @@ from ..files.strict import os_errors
 from ..jobs.digests import check_outside
 from ..storage.location import Location, Url
 from ..storage.looking import names_in
-from ..storage.uploads import check_writable
 
 
 def existing_above(path: Location) -> Path:
@@ -24,6 +23,8 @@ def check_free(out: Location, base: Location) -> None:
     faults = []
     check_outside(base, out)
     if isinstance(out, Url):
+        from ..storage.uploads import check_writable
+
         check_writable(out)
         with os_errors(out):
             faults = [

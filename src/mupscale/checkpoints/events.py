@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MupscaleError
-from ..families.loaded import Losses
 from ..families.record import FamilyPlan
 from ..storage.location import Location
 from .base import Base
 from .request import Request
+
+if TYPE_CHECKING:
+    from ..families.loaded import Losses
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@ form. Neither prints: what happens is reported as events.
 from __future__ import annotations
 
 import signal
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from math import isfinite
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,21 +20,16 @@ import torch
 from ..arguments import wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..families.config.goal import Goal, Way
-from ..families.loaded import Losses, check_memory, choose_size, losses_with, stored_losses
 from ..families.process import plan_in_process, with_ways
 from ..families.record import JUMP, FamilyPlan
 from ..families.types.declarations import FORM
-from ..files.dcp.metadata import METADATA
-from ..files.directory import CONFIG, Directory
-from ..files.floats import FLOATS
+from ..files.directory import CONFIG
+from ..files.elsewhere import DCP_METADATA
 from ..files.strict import printable, system_errors
 from ..jobs.job import Job
 from ..jobs.worker import run_job, run_worker
-from ..noise.auto import AutoNoise, wrong_auto
-from ..noise.kinds import CLASSES, AddedNoise, NewUnits, given_size, wrong_noise
-from ..noise.resolve import unused_seed
 from ..plans.plan import Plan
-from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T
+from ..rules.noise_defaults import DEFAULT_T
 from ..runs.growth_record import read_about
 from ..storage.location import Location, absolute, location
 from ..storage.looking import exists
@@ -44,12 +37,8 @@ from .about import check_record
 from .base import Base
 from .destination import check_free
 from .events import (
-    Event,
     Listener,
-    Measured,
-    NoiseChosen,
     NotCarried,
-    NotMeasured,
     Planned,
     RecipeNotes,
     Resumed,
@@ -58,7 +47,6 @@ from .events import (
     Writing,
 )
 from .growth_job import job_of, record
-from .lost_noise import lost_to_rounding
 from .noise_words import AUTO
 from .request import Request, parse_dtype
 from .resume import begun, is_done
@@ -66,6 +54,8 @@ from .state.optimizer_state import has_state, state_left
 
 if TYPE_CHECKING:
     from ..formats.format import Format
+    from ..noise.auto import AutoNoise
+    from ..noise.kinds import AddedNoise, NewUnits
     from ..training.recipe import Recipe
 
 _DECLARED = frozenset(
@@ -122,7 +112,7 @@ def grow_directory(
         read_batch(options.batch)
     if is_done(start, out, request):
         if options.batch is not None or _is_unmeasured(out, request, options):
-            on(_stored(start, out, request, options, on))
+            _tell_cost(start, out, request, options, on)
         return Grown(out, "already there")
     job = begun(start, out, request, options.architecture)
     if job is not None:
@@ -141,7 +131,7 @@ def grow_directory(
     elif not run_worker(job, *options.share, report, threads=options.threads):
         return Grown(out, "share written", job)
     elif _is_unmeasured(out, request, options):
-        on(_stored(start, out, request, options, on))
+        _tell_cost(start, out, request, options, on)
     return Grown(out, "written", job)
 
 
@@ -189,11 +179,17 @@ def _planned_job(base: Base, out: Location, request: Request, options: Options, 
     on(Working(f"planning on a small copy of {directory.path}"))
     family = plan_growth(base, request, options.architecture)
     if options.batch is not None:
+        from ..families.loaded import check_memory
+
         check_memory(4 * family.plan.parameters("wide"), "--inputs")
     on(Planned(base, family, request, out))
     if request.wakes:
         _refuse_jump(family)
-    choice = _chosen_size(base, family, request, options, on)
+    choice = None
+    if request.rise is not None:
+        from .measured_cost import chosen_size
+
+        choice = chosen_size(base, family, request, request.rise, options.batch, on)
     if request.adds_noise:
         on(Working("reading the weights, whose norms the noise is relative to"))
     about = record(
@@ -208,12 +204,16 @@ def _planned_job(base: Base, out: Location, request: Request, options: Options, 
     # New units wake without a change of the loss, so no model is loaded to measure it unless a batch is given.
     costs = (request.adds_noise and not request.wakes) or family.new_words or options.batch
     if costs and options.share is None and options.measure:
-        about |= _planned_losses(base, about, request, options, choice, on)
+        from .measured_cost import planned_losses
+
+        about |= planned_losses(base, about, request, options.batch, choice, on)
     job = _job(base, out, about, has_state(directory, request))
     if left := {**job.about["not_carried"], **state_left(directory, request)}:
         on(NotCarried(left))
     if request.adds_noise and not request.wakes:
         on(Working("drawing some of the noise, to see how much of it rounding loses"))
+        from .lost_noise import lost_to_rounding
+
         on(RoundedAway(lost_to_rounding(job)))
     if recipe is not None:
         on(RecipeNotes(recipe.optimizer, recipe.lr, (*notes, *recipe.differences())))
@@ -233,61 +233,6 @@ def _refuse_jump(family: FamilyPlan) -> None:
     )
 
 
-def _chosen_size(
-    base: Base, family: FamilyPlan, request: Request, options: Options, on: Listener
-) -> dict[str, Any] | None:
-    """The size of automatic noise, measured on the base with real weights; None if a size was given."""
-    rise = request.rise
-    if rise is None:
-        return None
-    # The base and one wide model at a time, in float32.
-    check_memory(2 * 4 * family.plan.parameters("wide"), "noise chosen by its cost")
-    on(Working("choosing the noise by what it costs"))
-    seed = unused_seed(request.seed, base.early, base.history.seeds)
-    usual = request.recipe is None and rise == DEFAULT_RISE
-    choice = choose_size(base.path, family, base.early, None if usual else rise, seed, options.batch)
-    on(NoiseChosen(choice))
-    return choice
-
-
-def _planned_losses(
-    base: Base,
-    about: dict[str, Any],
-    request: Request,
-    options: Options,
-    choice: dict[str, Any] | None,
-    on: Listener,
-) -> dict[str, Any]:
-    """What noise and new words cost, measured before anything is written; nothing where it cannot be measured."""
-    dtype = request.dtype or _usual_dtype(base.directory)
-    try:
-        # What the choice measured, as nothing is rounded.
-        if choice is not None and dtype == "F32" and about["words"] is None:
-            found = Losses(choice["before"], choice["after"], choice["kind"], choice["text"])
-        else:
-            check_memory(2 * 4 * about["parameters"]["wide"], "the loss after noise")
-            on(Working(f"measuring what {'the noise costs' if request.adds_noise else 'new words cost'}"))
-            found = losses_with(base.path, about, base.early, dtype, options.batch)
-    except MupscaleError as error:
-        on(NotMeasured(error))
-        return {}
-    on(Measured(found, request))
-    measured: dict[str, Any] = {}
-    if request.adds_noise:
-        measured["losses"] = found.as_json() if isfinite(found.after) else None
-    if found.words is not None:
-        measured["words"] = {**about["words"], "losses": found.words.as_json()}
-    return measured
-
-
-def _usual_dtype(directory: Directory) -> str:
-    """The dtype that most of the weights are stored in."""
-    counts: Counter[str] = Counter()
-    for place in directory.tensors.values():
-        counts[place.dtype] += place.bytes * (place.dtype in FLOATS)
-    return counts.most_common(1)[0][0]
-
-
 def _is_unmeasured(out: Location, request: Request, options: Options) -> bool:
     """Whether the finished directory has noise, and its record says nothing of what that costs."""
     if not request.adds_noise or request.wakes or not options.measure:
@@ -296,16 +241,11 @@ def _is_unmeasured(out: Location, request: Request, options: Options) -> bool:
     return about is None or about.get("losses") is None
 
 
-def _stored(base: Base, out: Location, request: Request, options: Options, on: Listener) -> Event:
-    """What the noise of a finished directory costs."""
-    try:
-        about = read_about(out)
-        assert about is not None
-        check_memory(4 * about["parameters"]["wide"], "the loss after noise")
-        on(Working("measuring what the noise costs"))
-        return Measured(stored_losses(base.path, out, options.batch), request)
-    except MupscaleError as error:
-        return NotMeasured(error)
+def _tell_cost(base: Base, out: Location, request: Request, options: Options, on: Listener) -> None:
+    """Report what the noise of a finished directory costs."""
+    from .measured_cost import stored_cost
+
+    on(stored_cost(base, out, request, options.batch, on))
 
 
 def _job(base: Base, out: Location, about: dict[str, Any], state: bool) -> Job:
@@ -375,6 +315,8 @@ def grow_checkpoint(
     32
     >>> folder.cleanup()
     """
+    from ..noise.kinds import NewUnits
+
     path, target = location(base), location(out)
     other = _other_format(path)
     faults = wrong_whole("seed", seed) + wrong_whole("threads", threads, least=1)
@@ -427,7 +369,7 @@ def _other_format(base: Location) -> Format | None:
     from ..formats.format import format_at
 
     found = format_at(base)
-    if found is None and exists(base / METADATA):
+    if found is None and exists(base / DCP_METADATA):
         what = "a checkpoint of torch.distributed, which grows while a wide job loads it"
         fault = Fault(
             "checkpoint.grows_while_loading", printable(str(base)), what, "call mu.load_grown_ in that job"
@@ -463,6 +405,9 @@ def _scheme_of(noise: AddedNoise | NewUnits | AutoNoise) -> tuple[str, float]:
     >>> _scheme_of(SignalNoise(0.05)), _scheme_of(AutoNoise())
     (('t', 0.05), ('auto', 0.05))
     """
+    from ..noise.auto import AutoNoise, wrong_auto
+    from ..noise.kinds import CLASSES, NewUnits, given_size, wrong_noise
+
     if isinstance(noise, AutoNoise) and noise.untrained is None:
         raise_faults("this noise cannot be used", wrong_auto(noise))
         return AUTO, noise.share

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
 
@@ -23,12 +23,6 @@ from ..files.places import torch_dtype
 from ..files.strict import read_regular
 from ..jobs.digests import make_job
 from ..jobs.job import BLOCK_BYTES, Job, Move, Text
-from ..jobs.norms.measured import measured_in
-from ..jobs.norms.norm_journal import NormJournal
-from ..noise.auto import AutoNoise
-from ..noise.kinds import CLASSES, NewUnits, Noise, Readers, SignalNoise
-from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
-from ..noise.resolved import NoisePlan, restore_noise
 from ..plans.plan import Plan
 from ..runs.growth_record import FORMAT
 from ..runs.provenance import reference_of
@@ -45,6 +39,11 @@ from .result.train_script import NAME as SCRIPT
 from .result.train_script import peak_rate, train_script
 from .shards import Spelling, plan_without, planned_names, stored_plan, weight_moves, written_by
 from .state.optimizer_state import has_state, trainer_state, universal_state
+
+if TYPE_CHECKING:
+    from ..noise.auto import AutoNoise
+    from ..noise.kinds import Noise, Readers
+    from ..noise.resolved import NoisePlan
 
 
 def record(
@@ -122,6 +121,10 @@ def noise_record(
     threads: int = 1,
 ) -> dict[str, Any]:
     """The noise of every tensor, in sizes that are measured on the stored weights, as a record holds it."""
+    from ..jobs.norms.measured import measured_in
+    from ..jobs.norms.norm_journal import NormJournal
+    from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
+
     plan, early, path = family.plan, base.early, base.directory.path
     asked, told = _asked(request, plan, early, choice)
     stored = stored_plan(family)
@@ -149,6 +152,9 @@ def _asked(
     request: Request, plan: Plan, early: Plan | None, choice: Mapping[str, Any] | None
 ) -> tuple[Noise, dict[str, Any]]:
     """The noise that was asked for, by size, by its cost or by recipe, and how it is recorded."""
+    from ..noise.auto import AutoNoise
+    from ..noise.kinds import CLASSES, NewUnits, Readers, SignalNoise
+
     told: dict[str, Any] = {}
     noise: Noise | AutoNoise
     if request.recipe is not None:
@@ -262,6 +268,8 @@ def plan_and_noise(base: Base, about: Mapping[str, Any]) -> tuple[Plan, NoisePla
         )
     if about["noise"] is None:
         return plan, None
+    from ..noise.resolved import restore_noise
+
     return plan, restore_noise(about["noise"], plan, base.early)
 
 

@@ -13,7 +13,6 @@ from ..jobs.digests import check_base
 from ..jobs.job import Job
 from ..jobs.job_check import sound_job
 from ..jobs.partial import working_job
-from ..jobs.verify_bytes import read_job
 from ..runs.growth_record import read_about
 from ..storage.location import Location, Url, absolute
 from ..storage.looking import exists, same_place
@@ -35,6 +34,8 @@ def is_done(base: Base, out: Location, request: Request) -> bool:
         if Request.from_json(about["request"]) != request:
             return False
         check_config(base.directory, about)
+        from ..jobs.verify_bytes import read_job
+
         check_base(read_job(out, base.path))
     except MupscaleError:
         return False  # of another base; the caller then refuses the occupied path

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import TYPE_CHECKING
 
 from ..errors import Fault, MupscaleError
 from ..families.record import FamilyPlan, Part
@@ -22,12 +23,13 @@ from ..files.places import OutFile, Place, item_size
 from ..files.strict import printable, raise_few
 from ..jobs.bytes.blocks import Reader
 from ..jobs.job import Job, Move, window
-from ..noise.measures import measured
-from ..noise.resolved import NoisePlan
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
 from ..tensors.making import Making
 from .request import SHARD_BYTES
+
+if TYPE_CHECKING:
+    from ..noise.resolved import NoisePlan
 
 _COMPARED = 4 << 20  # bytes compared at a time
 
@@ -76,6 +78,8 @@ def weight_moves(
     for found in stored:
         entry = plan.tensors[found.tensor]
         if noise is not None and (entry := noise.woken(found.tensor, entry)).sources and not found.places:
+            from ..noise.measures import measured
+
             found = replace(found, places=places[measured(found.tensor, plan)])
         kept = found.places[0].dtype if found.places else usual.most_common(1)[0][0] if usual else "F32"
         cast = dtype if dtype is not None and entry.kind == "parameter" and kept in FLOATS else kept

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.destination import existing_above
 from ..checkpoints.events import (
@@ -25,19 +25,19 @@ from ..checkpoints.events import (
     Writing,
 )
 from ..checkpoints.grow_checkpoint import Options, grow_directory
-from ..checkpoints.lost_noise import ADVISE
 from ..checkpoints.noise_words import AUTO, DEFAULT_NOISE
 from ..checkpoints.request import Request
 from ..errors import MupscaleError
-from ..families.loaded import Losses
 from ..files.strict import printable
 from ..jobs.progress import Progress
 from ..models.names import pattern_of
 from ..text import columns
-from ..training.grow.loss_rise import is_jump, jump_message, smaller
 from .plan import cost, describe, evidence, woken
 from .printing.next_steps import next_steps
 from .printing.working import working
+
+if TYPE_CHECKING:
+    from ..families.loaded import Losses
 
 
 def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | None) -> int:
@@ -157,6 +157,7 @@ def _not_measured(error: MupscaleError) -> str:
 
 def _costs(found: Losses, request: Request) -> str:
     """What the noise costs, with a warning of a jump."""
+    from ..training.grow.loss_rise import is_jump, jump_message, smaller
 
     scheme, size = (None, 0.0) if request.noise is None else request.noise
     if not is_jump(found.before, found.after):
@@ -171,6 +172,8 @@ def _costs(found: Losses, request: Request) -> str:
 
 def _rounding(shares: Mapping[str, float]) -> str:
     """How much of the noise is lost to rounding, by kind of tensor."""
+    from ..checkpoints.lost_noise import ADVISE
+
     worst: dict[str, float] = {}
     for name, share in shares.items():
         worst[pattern_of(name)] = max(share, worst.get(pattern_of(name), 0.0))

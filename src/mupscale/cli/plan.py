@@ -23,7 +23,6 @@ from ..families.types.into import experts_are_copies
 from ..files.directory import Directory
 from ..files.floats import FLOATS, TORCH_NAMES
 from ..files.places import item_size
-from ..machine import disk_speed
 from ..plans.plan import Plan
 from ..storage.location import Location, Url
 from ..text import columns, duration, size
@@ -168,6 +167,8 @@ def cost(directory: Directory, family: FamilyPlan, request: Request, where: Path
     if has_state(directory, request):
         grown = family.plan.parameters("wide") / max(1, family.plan.parameters("base"))
         state = round(state_bytes(directory) * grown)
+    from ..machine import disk_speed
+
     free, speed = shutil.disk_usage(where).free, disk_speed(where)
     rows = [
         (

@@ -13,7 +13,6 @@ from typing import Any
 
 from ..errors import MupscaleError
 from ..files.strict import refuse_malformed
-from ..noise.resolve import NOTHING
 from ..noise.where import Exempt
 from ..plans.plan import Plan
 from ..plans.rows import old_words
@@ -133,7 +132,7 @@ class FamilyPlan:
     """Stored name -> part of a tensor, for tensors that a checkpoint does not hold as they are."""
     reading: Reading = field(default_factory=Reading)
     """How the names of the directory are read, where a directory was planned."""
-    exempt: Exempt = NOTHING
+    exempt: Exempt = field(default_factory=Exempt)
     """What gets no noise: gains of norms, padding rows."""
     declared: Declarations = field(default_factory=Declarations)
     """What the user declared about the model."""

@@ -17,7 +17,6 @@ from ..errors import Fault, MupscaleError
 from ..storage.location import Location, Url, location
 from ..storage.looking import exists, is_dir, is_file, names_in
 from ..storage.remote import listing
-from .adapters import adapter_faults
 from .elsewhere import cache_faults, download_remedy, megatron_faults, pointer_faults
 from .floats import FLOATS
 from .headers import read_header
@@ -28,6 +27,9 @@ CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.i
 MODULES = "modules.json"
 OPTIMIZER = "optimizer.pt"
 CARD = "README.md"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""Files of tokenizers, which an evaluation on text needs; a decoder's has at least one of them. Without any of them
+transformers may build an empty tokenizer instead of failing."""
 TRAINER = (
     "optimizer.pt",
     "scheduler.pt",
@@ -239,7 +241,11 @@ def _is_carried(name: str) -> bool:
 
 
 def _refused_files(path: Location, names: Mapping[str, bool], bare: bool) -> list[Fault]:
-    adapters = adapter_faults(path, names)
+    adapters: list[Fault] = []
+    if any(name.startswith("adapter_") for name in names):
+        from .adapters import adapter_faults
+
+        adapters = adapter_faults(path, names)
     faults = [*adapters]
     faults += [
         Fault("checkpoint.is_quantised", printable(name), "the weights are quantised", _UNQUANTISED)

@@ -12,10 +12,10 @@ import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..errors import Fault
+from ..errors import Fault, MupscaleError
 from ..storage.location import Location, Url
 from ..storage.looking import exists
-from .strict import os_errors, printable, read_regular
+from .strict import name_fault, os_errors, printable, read_regular
 
 POINTER = b"version https://git-lfs.github.com/spec/"
 """The first bytes of what Git stores in place of a large file."""
@@ -23,6 +23,14 @@ _LONGEST_POINTER = 1024  # bytes; the specification of Git LFS asks for less
 MEGATRON_LATEST, MEGATRON_CONFIG = "latest_checkpointed_iteration.txt", "metadata.json"
 MEGATRON_FORMAT = "sharded_backend"
 MEGATRON_SMALL = 10_000  # bytes; both of these files have less than a hundred
+DCP_METADATA = ".metadata"
+"""What torch.distributed.checkpoint calls the file that says where its tensors lie."""
+UNIVERSAL_LATEST = "latest_universal"
+"""What names the folder of a universal checkpoint of DeepSpeed."""
+CONVERT = (
+    "run python -m deepspeed.checkpoint.ds_to_universal --input_folder RUN/global_stepN --output_folder "
+    "RUN/global_stepN_universal --inject_missing_state, and name RUN"
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _CACHED = re.compile(r"models--([\w.-]+)--([\w.-]+)")
 
@@ -90,6 +98,23 @@ def megatron_faults(path: Location) -> list[Fault]:
             remedy,
         )
     ]
+
+
+def is_universal(path: Location) -> bool:
+    return exists(path / UNIVERSAL_LATEST)
+
+
+def universal_names(path: Location) -> tuple[str, ...]:
+    """What belongs to a universal checkpoint in a directory: `latest_universal` and the folder that it names."""
+    return (UNIVERSAL_LATEST, tag_in(path)) if is_universal(path) else ()
+
+
+def tag_in(path: Location) -> str:
+    """The name of the folder that holds the checkpoint; a name that leads elsewhere is refused."""
+    tag = read_regular(path / UNIVERSAL_LATEST, 1000).decode(errors="replace").strip()
+    if (why := name_fault(tag)) is not None:
+        raise MupscaleError(f"{UNIVERSAL_LATEST} names {printable(tag)}: {why.what}", code=why.code)
+    return tag
 
 
 def pointer_faults(path: Location, names: Iterable[str]) -> Iterator[Fault]:

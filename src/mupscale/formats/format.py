@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
 from ..errors import Fault, raise_faults
 from ..files.strict import printable
@@ -31,6 +32,16 @@ class Asked:
     seed: int
     optimizer_class: str | None
     """The class that left the optimizer state; None where the files tell."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a function that grows one format takes by name."""
+        return {
+            "plan": self.plan,
+            "noise": self.noise,
+            "seed": self.seed,
+            "optimizer_class": self.optimizer_class,
+        }
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from ..errors import Fault, MupscaleError
-from ..files.dcp.metadata import METADATA
+from ..files.elsewhere import DCP_METADATA
 from ..files.floats import FLOATS
 from ..files.places import Place, item_size
 from ..files.strict import Reason, path_fault, printable, raise_few
@@ -57,7 +57,9 @@ def _names(job: Job) -> Iterator[Fault]:
                 what = f"this name is taken; what {ABOUT} says goes into the job's `about`"
                 wrong = Reason("job.name_is_taken", what)
             parts = name.split("/")
-            hidden = [part for at, part in enumerate(parts) if part[:1] == "." and parts[at:] != [METADATA]]
+            hidden = [
+                part for at, part in enumerate(parts) if part[:1] == "." and parts[at:] != [DCP_METADATA]
+            ]
             if wrong is None and (hidden or any(part.endswith(PARTIAL) for part in parts)):
                 what = f"a name that begins with a dot or ends in {PARTIAL} is taken for unfinished"
                 wrong = Reason("job.name_looks_unfinished", what)

@@ -30,7 +30,7 @@ from .job import Job
 from .job_check import JOB, check_job, sound_job
 from .journal.journals import Journals
 from .progress import Report
-from .publish.read_back import fingerprints_of
+from .publish.read_back import fingerprints_of, was_read
 from .same_base import base_fingerprints, output_fingerprints
 from .threads import check_threads, in_threads
 from .work_units import Block, WorkUnits
@@ -126,7 +126,7 @@ def _chunks(job: Job, wide: Reader) -> Iterator[Fault]:
     for file in job.files:
         for offset, raw in file.chunks:
             found = bytearray(len(raw))
-            if not _was_read(wide, file.name, offset, memoryview(found)):
+            if not was_read(wide, file.name, offset, memoryview(found)):
                 break  # `_sizes` has said why
             if found != raw:
                 at = next(i for i, (a, b) in enumerate(zip(found, raw, strict=True)) if a != b)
@@ -184,7 +184,7 @@ class _Blocks:
 def _difference(wide: Reader, block: Block, want: Tensor, maker: MoveMaker) -> Reason | None:
     found = maker.room("found", torch_dtype(block.move.target.dtype), block.shape).view(-1)
     for offset, part in block_runs(block, raw_bytes(found)):
-        if not _was_read(wide, block.move.target.file, offset, part):
+        if not was_read(wide, block.move.target.file, offset, part):
             return Reason("file.cut_short", "it cannot be read to its end")
     if torch.equal(found.view(torch.uint8), want.view(torch.uint8)):
         return None
@@ -192,14 +192,6 @@ def _difference(wide: Reader, block: Block, want: Tensor, maker: MoveMaker) -> R
     index = torch.unravel_index(unequal.int().argmax(), block.shape)
     entry = tuple(start + int(i) for start, i in zip(block.start, index, strict=True))
     return Reason("job.tensor_differs", f"differs from what the base gives, first at entry {entry}")
-
-
-def _was_read(wide: Reader, file: str, offset: int, into: memoryview) -> bool:
-    try:
-        wide.read_(file, offset, into)
-    except MupscaleError:
-        return False
-    return True
 
 
 def _small_files(job: Job, about: str) -> Iterator[Fault]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..models.kinds import KNOWN_NORMS, padding_rows
 from ..models.names import module_paths, name_in, named_tensors, resolve
-from ..plans.ends import End
 from ..plans.plan import Plan
 from ..plans.tensor_plan import Becomes, TensorPlan
+
+if TYPE_CHECKING:
+    from ..plans.ends import End
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ def exempt_of(model: nn.Module, plan: Plan, end: End) -> Exempt:
     >>> exempt_of(make(4), mu.plans.plan_between(make, 4, 8), "base").padding
     {'0.weight': 0}
     """
+    from ..models.kinds import KNOWN_NORMS, padding_rows
+
     names = _wide_names(plan, end)
     frozen: set[str] = set()
     for name, kind, tensor in named_tensors(model):

@@ -24,7 +24,6 @@ from ..models.names import Kind, resolve
 from ..models.need import NEED_KINDS, Need
 from ..rules.axes import Axis
 from ..rules.scale import Exact, Scale
-from .explain import explain, table
 from .tensor_plan import TensorPlan
 
 FORMAT = "mupscale plan 1"
@@ -286,9 +285,13 @@ class Plan:
             raise MupscaleError(
                 f"the plan has no tensor {name!r}; plan.names lists them", code="plan.no_such_name"
             )
+        from .explain import explain
+
         return explain(found, self.planned(found), self[found])
 
     def __str__(self) -> str:
+        from .explain import table
+
         lines = table(self.tensors)
         lines += [f"tied: {alias} = {name}" for alias, name in self.ties.items()]
         lines += [f"exact in {OUTPUTS_ALONE}"] if self.carries_mean else []

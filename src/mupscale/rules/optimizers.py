@@ -18,7 +18,6 @@ from ..errors import MupscaleError, raise_faults
 from .muon_rows import line_to_write
 from .optimizer_rule import OptimizerRule
 from .package_rows import PACKAGES
-from .refused import why_refused
 from .torch_rows import TORCH
 
 RULES: dict[str, OptimizerRule] = {**TORCH, **PACKAGES}
@@ -76,6 +75,8 @@ def rule_for(
             f"rules[{name!r}] is not an OptimizerRule", wrong_kind(name, table[name], OptimizerRule, _ROW)
         )
         return table[name]
+    from .refused import why_refused
+
     if (reason := why_refused(name)) is not None:
         raise MupscaleError(
             f"{name} cannot be widened exactly: {reason}", code="optimizer.not_widened_exactly"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MupscaleError
-from ..files.pickles.torch_file import read_tree
 from ..files.strict import parse_json, read_regular
 from ..plans.plan import Plan
 from ..storage.location import Location, location
@@ -84,6 +83,8 @@ def plans_in(checkpoint: Path | str) -> tuple[Plan, Plan]:
 
 def record_in(checkpoint: Path | str) -> dict[str, Any]:
     """What a single checkpoint file says about how it was grown; raises where it says nothing."""
+    from ..files.pickles.torch_file import read_tree
+
     tree = read_tree(checkpoint)
     told = tree.get(KEY) if isinstance(tree, dict) else None
     if not isinstance(told, dict) or not {"plan", "since_reference"} <= told.keys():

@@ -19,9 +19,8 @@ from torch import nn
 from ..arguments import wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
 from ..families.record import FamilyPlan
-from ..files.dcp.metadata import METADATA
 from ..files.directory import CONFIG
-from ..files.elsewhere import megatron_faults
+from ..files.elsewhere import DCP_METADATA, megatron_faults
 from ..models.fingerprint import changed_code
 from ..models.names import named_tensors, strip_wrappers, unique_tensors, unwrap
 from ..noise.kinds import Noise
@@ -268,12 +267,12 @@ def _open(
         return LiveSource("the running base", weights, states, settings, base.since, base.provenance)
     path = location(base)
     raise_faults("there is nothing to load from", megatron_faults(path))
-    if exists(path / METADATA):
+    if exists(path / DCP_METADATA):
         together.check()  # ranks are going to wait for the one of their node that reads
         return dcp_source(shared_dcp(path, group), plan, prefix, bool(wide.optimizers), rules)
     if exists(path / CONFIG):
         return directory_source(path, plan, family, wide.model, bool(wide.optimizers))
-    what = f"neither {METADATA} (torch.distributed.checkpoint) nor {CONFIG} (Hugging Face) is in it"
+    what = f"neither {DCP_METADATA} (torch.distributed.checkpoint) nor {CONFIG} (Hugging Face) is in it"
     remedy = "name the directory that holds one of them; a DCP save that was cut short has no .metadata"
     raise MupscaleError(
         "there is nothing to load from", [Fault("directory.nothing_to_load", str(path), what, remedy)]

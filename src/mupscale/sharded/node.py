@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from ..errors import MupscaleError
-from ..files.dcp.metadata import METADATA, read_dcp
+from ..files.dcp.metadata import read_dcp
 from ..files.dcp.table import DcpDirectory, map_table, write_table
+from ..files.elsewhere import DCP_METADATA
 from ..storage.location import Location, Url
 from .agreement import sum_over_ranks
 from .waiting import Ranks, several
@@ -94,7 +95,7 @@ def _node(path: Location) -> str:
         parts.append(str(path))
         return blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
     with suppress(OSError):
-        found = os.stat(path / METADATA)
+        found = os.stat(path / DCP_METADATA)
         parts += [str(n) for n in (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)]
     return blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
 

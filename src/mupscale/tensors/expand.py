@@ -19,11 +19,11 @@ from ..errors import MupscaleError
 from ..rules.axes import Axis, fraction_fault
 from ..rules.products import Piece
 from ..rules.scale import ONE, Scale
+from .compiled import chosen_kernel
 from .devices import exact
 from .entry_sources import models_of
 from .making import Making
 from .noise import TensorNoise, Waking
-from .triton import launch
 
 _BLOCK = 1 << 25  # bytes written at a time: threads seldom wait for each other, and caches still help
 # Bytes of float32 that get their noise at a time: the extra memory of a 16-bit result.
@@ -218,10 +218,13 @@ def _expand_noisy(
     noise: TensorNoise,
 ) -> Tensor:
     """The slice in small blocks, in the compute type, with noise added to each block."""
-    if not making.mean and launch.is_for(out, base, noise):
-        if base is not None:
-            _cuts(out, base, making.axes, out_at, base_at)  # an error when the slices do not fit
-        return launch.expand_noisy_(out, base, making, out_at, base_at, noise)
+    if not making.mean and chosen_kernel() == "triton":
+        from .triton import launch
+
+        if launch.is_for(out, base, noise):
+            if base is not None:
+                _cuts(out, base, making.axes, out_at, base_at)  # an error when the slices do not fit
+            return launch.expand_noisy_(out, base, making, out_at, base_at, noise)
     wide = compute_dtype(out.dtype)
     whole = making  # as `add_` expects it: of a split, every copy holds the whole entry
     if noise.split is not None:

@@ -6,8 +6,7 @@ from fnmatch import fnmatchcase
 
 from ...errors import MupscaleError
 from ...files.directory import CARD, MODULES, Directory
-from ...files.pickles.torch_settings import read_settings
-from ...formats.deepspeed.universal import CONVERT, universal_names
+from ...files.elsewhere import CONVERT, universal_names
 from ...storage.looking import is_dir
 
 _REASONS = {
@@ -58,6 +57,8 @@ def _has_neftune(directory: Directory) -> bool:
     """Whether the Trainer of the base adds noise to embeddings, by its arguments, which are read and not run."""
     if _ARGUMENTS not in directory.trainer:
         return False
+    from ...files.pickles.torch_settings import read_settings
+
     try:
         held = read_settings(directory.path / _ARGUMENTS)
     except MupscaleError:  # the Trainer's own file, which is copied whatever is in it

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...files.directory import OPTIMIZER, Directory
+from ...files.elsewhere import is_universal, universal_names
 from ...files.opened import open_file
 from ...files.places import OutFile
-from ...formats.deepspeed.universal import is_universal, read_universal, universal_names
 from ...jobs.job import Move
-from ...noise.resolved import NoisePlan
 from ...plans.plan import Plan
 from ..request import Request
-from .trainer_state import trainer_moves
 
 if TYPE_CHECKING:
     from ...formats.common import WideFiles
+    from ...noise.resolved import NoisePlan
 
 
 def has_state(directory: Directory, request: Request) -> bool:
@@ -37,6 +36,8 @@ def state_left(directory: Directory, request: Request) -> dict[str, str]:
 def state_bytes(directory: Directory) -> int:
     """How many bytes the optimizer state next to the weights has."""
     if is_universal(directory.path):
+        from ...formats.deepspeed.universal import read_universal
+
         files = [file for of in read_universal(directory.path).parameters.values() for file in of.values()]
         return sum(file.place.bytes for file in files)
     with open_file(directory.path / OPTIMIZER) as file:
@@ -51,6 +52,7 @@ def universal_state(
         return None
     from ...formats.common import Growing
     from ...formats.deepspeed.grow import wide_universal
+    from ...formats.deepspeed.universal import read_universal
 
     return wide_universal(read_universal(directory.path), Growing(plan, noise, request.optimizer))
 
@@ -64,6 +66,7 @@ def trainer_state(
 ) -> tuple[OutFile, list[Move]]:
     """What the `optimizer.pt` of a Trainer becomes."""
     from ...families.models import config_from, model_class, on_meta
+    from .trainer_state import trainer_moves
 
     ends = []
     for config, name in (

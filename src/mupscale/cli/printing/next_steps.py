@@ -11,10 +11,9 @@ from ...checkpoints.request import Request
 from ...checkpoints.result.card import evaluation
 from ...checkpoints.result.train_script import NAME as SCRIPT
 from ...checkpoints.result.train_script import rate_of, writes_text
-from ...files.directory import OPTIMIZER
+from ...files.directory import OPTIMIZER, TOKENIZERS
 from ...jobs.job import Job
 from ...storage.location import Location, Url
-from ...studies.directory.text import TOKENIZERS
 
 
 def next_steps(base: Location, out: Location, job: Job, declare: Path | None = None) -> str:

@@ -16,12 +16,12 @@ import torch
 
 from ...errors import Fault, MupscaleError
 from ...storage.location import Location
+from ..elsewhere import DCP_METADATA
 from ..opened import file_size, open_file, open_stream
 from ..pickles.archives import data_start, survey_archive
 from ..pickles.inert import Head, read_head
 from ..places import Place, item_size
 from ..strict import os_errors, printable, raise_few
-from .metadata import METADATA
 from .table import Chunk
 
 _LONGEST_HEAD = 1 << 16  # bytes; the pickle of one plain tensor has a few hundred
@@ -50,7 +50,7 @@ def chunk_place(directory: Location, chunk: Chunk, dtype: str) -> Place:
     dense = _dense(chunk.shape)
     faults = []
     if tensor.dtype != dtype or tensor.shape != chunk.shape or len(tensor.stride) != len(chunk.shape):
-        what = f"{tensor.dtype} of shape {tensor.shape}, {METADATA} says {dtype} of {chunk.shape}"
+        what = f"{tensor.dtype} of shape {tensor.shape}, {DCP_METADATA} says {dtype} of {chunk.shape}"
         faults.append(Fault("dcp.chunk_unlike_metadata", where, what))
     elif prod(chunk.shape) and any(
         a != b for a, b, n in zip(tensor.stride, dense, chunk.shape, strict=True) if n > 1

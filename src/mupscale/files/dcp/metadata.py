@@ -21,13 +21,13 @@ from ...errors import Fault, MupscaleError
 from ...storage.location import Location, location
 from ...storage.looking import sizes_in
 from ..directory import foreign_links
+from ..elsewhere import DCP_METADATA
 from ..pickles.inert import read_metadata
 from ..pickles.opcodes import Record, uncollected
 from ..places import KNOWN, dtype_name
 from ..strict import name_fault, os_errors, printable, raise_few, read_regular
 from .table import Chunk, ChunkedTensor, DcpDirectory, FileNames, Rows, chunked
 
-METADATA = ".metadata"
 T = TypeVar("T")
 _MOST_PAIRED = 512  # chunks of a tensor compared pair by pair; a regular grid needs no pairs
 _MOST_COMPARED = 1 << 26  # pairs of all tensors together, for each dimension: a tenth of a second
@@ -40,14 +40,14 @@ _EACH = 32 << 20  # bytes for each file next to it; AdamW of 70B parameters on 1
 def read_dcp(path: Location | str) -> DcpDirectory:
     """Read the `.metadata` of a directory; raises one error with all faults."""
     path = location(path)
-    raw = read_regular(path / METADATA, longest_metadata(path))
-    metadata = read_metadata(raw, printable(str(path / METADATA)))
+    raw = read_regular(path / DCP_METADATA, longest_metadata(path))
+    metadata = read_metadata(raw, printable(str(path / DCP_METADATA)))
     try:
         with uncollected():
             return _described(path, metadata, hashlib.sha256(raw).hexdigest())
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MupscaleError(
-            f"{printable(str(path / METADATA))} is not what torch.distributed.checkpoint writes: "
+            f"{printable(str(path / DCP_METADATA))} is not what torch.distributed.checkpoint writes: "
             f"{type(error).__name__}: {printable(str(error))}",
             code="dcp.malformed_metadata",
         ) from None
@@ -59,7 +59,7 @@ def longest_metadata(path: Location) -> int:
     It takes about 140 bytes to say where a chunk lies, and the archive of a chunk has a thousand bytes or more.
     """
     with os_errors(path):
-        sizes = [size for name, size in sizes_in(path) if name != METADATA]
+        sizes = [size for name, size in sizes_in(path) if name != DCP_METADATA]
     return _SPARE + min(_EACH * len(sizes), sum(sizes))
 
 
@@ -85,7 +85,7 @@ def _described(path: Location, metadata: Any, digest: str) -> DcpDirectory:
     faults += _gaps(tensors)
     if not faults:
         held = {*files.names, *(file for file, _, _ in values.values())}
-        faults += foreign_links(path, sorted({METADATA, *held}))
+        faults += foreign_links(path, sorted({DCP_METADATA, *held}))
     raise_few(f"{printable(str(path))} cannot be read", faults)
     return DcpDirectory(path, tensors, values, digest)
 

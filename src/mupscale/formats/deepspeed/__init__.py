@@ -7,7 +7,7 @@ from ..format import Asked, Format
 
 
 def _is_at(place: Location) -> bool:
-    from .universal import is_universal
+    from ...files.elsewhere import is_universal
 
     return is_universal(place)
 
@@ -15,14 +15,7 @@ def _is_at(place: Location) -> bool:
 def _grow(asked: Asked) -> dict[str, str]:
     from .grow import grow_universal_checkpoint
 
-    return grow_universal_checkpoint(
-        asked.base,
-        asked.out,
-        plan=asked.plan,
-        noise=asked.noise,
-        seed=asked.seed,
-        optimizer_class=asked.optimizer_class,
-    )
+    return grow_universal_checkpoint(asked.base, asked.out, **asked.settings)
 
 
 FORMAT = Format("DeepSpeed", _is_at, _grow)

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from ...errors import Fault, MupscaleError, raise_faults
+from ...files.elsewhere import tag_in
 from ...files.pickles.torch_settings import read_settings
 from ...storage.location import Location, location
 from ...training.grow.state_dicts import groups_for
-from .universal import SETTINGS, STEP, tag_in
+from .universal import SETTINGS, STEP
 
 
 def universal_groups(wide: Location | str, model: nn.Module) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from ...errors import Fault
+from ...files.elsewhere import UNIVERSAL_LATEST
 from ...files.pickles.torch_file import Room, lay_out
 from ...files.pickles.torch_settings import strange
 from ...files.places import Place
@@ -27,7 +28,7 @@ from ...plans.plan import Plan
 from ...rules.optimizer_rule import OptimizerRule
 from ...storage.location import Location
 from ..common import NEW_TENSOR, OTHER_PLAN, Growing, NamedState, WideFiles, plain_file, write_grown
-from .universal import LATEST, PARAM, SCHEDULER, SETTINGS, STEP, WEIGHT, StateFile, Universal, read_universal
+from .universal import PARAM, SCHEDULER, SETTINGS, STEP, WEIGHT, StateFile, Universal, read_universal
 
 CLAIM = "this universal checkpoint cannot be widened"
 _GROUPS = "param_groups"
@@ -128,7 +129,7 @@ def wide_universal(universal: Universal, growing: Growing) -> WideFiles:
     members = _members(universal, faults)
     raise_few(CLAIM, faults)
     carried = _carried(universal, growing, members)
-    out = WideFiles(texts=[Text(LATEST, universal.tag)])
+    out = WideFiles(texts=[Text(UNIVERSAL_LATEST, universal.tag)])
     for name, place in weights.items():
         making = growing.making(name)
         folder = place.file.split("/")[-2]

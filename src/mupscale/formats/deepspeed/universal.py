@@ -17,23 +17,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import Fault, MupscaleError
+from ...files.elsewhere import CONVERT, UNIVERSAL_LATEST, is_universal, tag_in
 from ...files.pickles.torch_file import read_tensor, read_tree
 from ...files.pickles.torch_settings import read_settings
 from ...files.places import Place
-from ...files.strict import name_fault, os_errors, printable, raise_few, read_regular
+from ...files.strict import name_fault, os_errors, printable, raise_few
 from ...storage.location import Location, location
 from ...storage.looking import exists, is_dir, names_in
 
-LATEST = "latest_universal"
 SCHEDULER = "scheduler.pt"
 PARAM = "param"
 WEIGHT = "fp32"
 STEP = "step"
 SETTINGS = "optimizer_state.pt"
-CONVERT = (
-    "run python -m deepspeed.checkpoint.ds_to_universal --input_folder RUN/global_stepN --output_folder "
-    "RUN/global_stepN_universal --inject_missing_state, and name RUN"
-)
 _EXTRAS = frozenset({PARAM, "cat_dim", "param_n_sub_params", "vocab_tensor"})
 """What a file of a parameter may hold: its tensor, and how ranks of tensor parallelism cut it, which stays the same."""
 _MOST_PARAMETERS = 1_000_000  # bounds the listing of a folder that is not a checkpoint
@@ -65,28 +61,11 @@ class Universal:
     """What `scheduler.pt` holds, which Hugging Face's Trainer writes next to the folder."""
 
 
-def is_universal(path: Location) -> bool:
-    return exists(path / LATEST)
-
-
-def universal_names(path: Location) -> tuple[str, ...]:
-    """What belongs to a universal checkpoint in a directory: `latest_universal` and the folder that it names."""
-    return (LATEST, tag_in(path)) if is_universal(path) else ()
-
-
-def tag_in(path: Location) -> str:
-    """The name of the folder that holds the checkpoint; a name that leads elsewhere is refused."""
-    tag = read_regular(path / LATEST, 1000).decode(errors="replace").strip()
-    if (why := name_fault(tag)) is not None:
-        raise MupscaleError(f"{LATEST} names {printable(tag)}: {why.what}", code=why.code)
-    return tag
-
-
 def read_universal(path: Location | str) -> Universal:
     """Read everything about a universal checkpoint except its tensors; raises one error with all faults."""
     path = location(path)
     if not is_universal(path):
-        what = f"it has no {LATEST}; checkpoints of ZeRO itself are cut by ranks"
+        what = f"it has no {UNIVERSAL_LATEST}; checkpoints of ZeRO itself are cut by ranks"
         raise MupscaleError(
             "this is not a universal checkpoint of DeepSpeed",
             [Fault("deepspeed.not_universal", str(path), what, CONVERT)],

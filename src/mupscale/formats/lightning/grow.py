@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from torch import Tensor
 from ...errors import Fault, MupscaleError
 from ...files.pickles.torch_file import map_leaves, read_tree
 from ...files.strict import os_errors, printable, raise_few
+from ...noise.kinds import Noise
+from ...noise.resolve import resolve_noise, unused_seed
+from ...noise.resolved import NoisePlan
 from ...optimizers.carry import carry_optimizer, made
 from ...optimizers.identify import identify
 from ...optimizers.positions import CLAIM, named_orders
@@ -24,11 +28,13 @@ from ...optimizers.read import Names, parts, read_positions
 from ...optimizers.write import write_positions
 from ...plans.direction import Direction
 from ...plans.plan import Plan
+from ...plans.tensor_plan import TensorPlan
 from ...rules.optimizer_rule import OptimizerRule
 from ...rules.optimizers import rule_for
 from ...runs.growth_record import KEY, plans_in, record_in, record_of
 from ...runs.provenance import Growth, Provenance
-from ...training.grow.state_dicts import grow_state_dict
+from ...tensors.noise import TensorNoise
+from ...training.grow.state_dicts import carry_tensors, grow_state_dict
 
 _WEIGHTS, _STATES = "state_dict", "optimizer_states"
 
@@ -38,6 +44,8 @@ def grow_lightning_checkpoint(
     out: Path | str,
     *,
     plan: Plan,
+    noise: Noise | None = None,
+    seed: int = 0,
     optimizer_classes: Sequence[str | None] | None = None,
     prefix: str = "model.",
     names: Sequence[Names] | None = None,
@@ -45,6 +53,8 @@ def grow_lightning_checkpoint(
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> None:
     """Write the checkpoint from which `trainer.fit(wide_model, ckpt_path=out)` continues.
+
+    Without `noise` it trains exactly like the base; with it, weights have the bits of `mu.upscale` with the same seed.
 
     `prefix` is what the LightningModule puts before the plan's names. An optimizer is known from what it keeps, unless
     named in `optimizer_classes`. One made from `self.parameters()`, or from named parameters, needs nothing more; for others
@@ -75,20 +85,43 @@ def grow_lightning_checkpoint(
     raise_few(f"{printable(str(path))} cannot be widened", _unknown_tensors(checkpoint))
     weights = checkpoint[_WEIGHTS]
     wide = {**checkpoint, _WEIGHTS: grow_state_dict(weights, whole, prove=prove), _STATES: []}
+    direction, told = Direction(whole), {}
+    if noise is not None:
+        own = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+        found = resolve_noise(
+            own, noise, plan=plan, seed=unused_seed(seed, early, history.seeds), since=early
+        )
+        direction = Direction(whole, noise=_Prefixed(found, prefix))
+        wide[_WEIGHTS] = carry_tensors(weights, direction)
+        told = {"noise": {"kind": type(noise).__name__, **found.as_json()}, "seed": seed}
     for i, state in enumerate(checkpoint[_STATES]):
-        own = named_parameters(weights, whole) if names is None else names[i]
+        members = named_parameters(weights, whole) if names is None else names[i]
         rule = (
             None
             if optimizer_classes is None or optimizer_classes[i] is None
             else rule_for(str(optimizer_classes[i]), rules=rules)
         )
-        wide[_STATES].append(_widened(state, whole, own, rule, f"optimizer {i}", rules))
+        wide[_STATES].append(_widened(state, direction, members, rule, f"optimizer {i}", rules))
     since = plan if early is None else early.then(plan)
-    wide[KEY] = record_of((plan, since), history.grown(Growth.by(plan, early)))
+    wide[KEY] = record_of((plan, since), history.grown(Growth.by(plan, early, **told)))
     partial = out.with_name(f"{out.name}.partial")
     with os_errors(out):
         torch.save(wide, partial)
         os.replace(partial, out)
+
+
+@dataclass(frozen=True)
+class _Prefixed:
+    """Noise under the names of a LightningModule. Its numbers are drawn by the names of the plan, as those of a live model are."""
+
+    noise: NoisePlan
+    prefix: str
+
+    def tensor(self, name: str) -> TensorNoise | None:
+        return self.noise.tensor(name.removeprefix(self.prefix))
+
+    def woken(self, name: str, entry: TensorPlan) -> TensorPlan:
+        return self.noise.woken(name.removeprefix(self.prefix), entry)
 
 
 def named_parameters(weights: Mapping[str, Tensor], plan: Plan) -> Names:
@@ -104,7 +137,7 @@ def named_parameters(weights: Mapping[str, Tensor], plan: Plan) -> Names:
 
 def _widened(
     state: Any,
-    plan: Plan,
+    direction: Direction,
     names: Names,
     rule: OptimizerRule | None,
     where: str,
@@ -113,8 +146,7 @@ def _widened(
     groups, states = parts(state, where)
     kept = all("param_names" in group for group in groups)
     chosen = rule if rule is not None else identify(groups, states.values(), rules)
-    order, wide_order = named_orders(groups, plan, None if kept else names)
-    direction = Direction(plan)
+    order, wide_order = named_orders(groups, direction.plan, None if kept else names)
     named, unread = read_positions(groups, states, order, chosen, where)
     carried, uncarried = carry_optimizer(named, direction, split=False)
     raise_few(CLAIM, unread + uncarried)

@@ -14,14 +14,7 @@ def _is_at(place: Location) -> bool:
 def _grow(asked: Asked) -> dict[str, str]:
     from .grow import grow_megatron_checkpoint
 
-    return grow_megatron_checkpoint(
-        asked.base,
-        asked.out,
-        plan=asked.plan,
-        noise=asked.noise,
-        seed=asked.seed,
-        optimizer_class=asked.optimizer_class,
-    )
+    return grow_megatron_checkpoint(asked.base, asked.out, **asked.settings)
 
 
 FORMAT = Format("Megatron", _is_at, _grow)

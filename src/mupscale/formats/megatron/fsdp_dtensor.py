@@ -20,9 +20,9 @@ from typing import Any
 
 from ...errors import Fault
 from ...files.dcp.chunks import read_value
-from ...files.dcp.metadata import METADATA, read_dcp
+from ...files.dcp.metadata import read_dcp
 from ...files.dcp.table import DcpDirectory
-from ...files.elsewhere import MEGATRON_CONFIG
+from ...files.elsewhere import DCP_METADATA, MEGATRON_CONFIG
 from ...files.strict import printable, raise_few
 from ...storage.location import Location, location
 from ...storage.looking import exists
@@ -79,7 +79,7 @@ class FsdpDtensor:
 def is_fsdp_dtensor(path: Location | str) -> bool:
     """Whether a folder, or the iteration that it names, is a directory of torch.distributed.checkpoint and nothing else."""
     folder = location(path) / iteration_of(location(path))
-    return exists(folder / METADATA) and not exists(folder / MEGATRON_CONFIG)
+    return exists(folder / DCP_METADATA) and not exists(folder / MEGATRON_CONFIG)
 
 
 def read_fsdp_dtensor(path: Location | str) -> FsdpDtensor:

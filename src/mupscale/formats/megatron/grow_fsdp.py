@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import Fault
-from ...files.dcp.metadata import METADATA
 from ...files.dcp.table import Chunk, ChunkedTensor, FileNames, chunked
-from ...files.elsewhere import MEGATRON_LATEST
+from ...files.elsewhere import DCP_METADATA, MEGATRON_LATEST
 from ...files.pickles.torch_file import Room
 from ...files.places import Place
 from ...files.strict import printable, raise_few
@@ -202,7 +201,7 @@ def _write(
     }
     fresh = {key: archive_of(value) for key, value in metas.items()}
     values = kept_values(out, told.path, kept, folder, f"__0_{len(held)}.distcp", fresh)
-    out.files.append(fixed_file(folder + METADATA, metadata_bytes(tensors, values)))
+    out.files.append(fixed_file(folder + DCP_METADATA, metadata_bytes(tensors, values)))
     if told.tag:
         out.texts.append(Text(MEGATRON_LATEST, told.tag.removeprefix("iter_").lstrip("0") or "0"))
 

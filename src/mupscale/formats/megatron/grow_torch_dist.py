@@ -12,9 +12,8 @@ from typing import Any
 
 from ...errors import Fault, MupscaleError
 from ...files.dcp.chunks import read_value
-from ...files.dcp.metadata import METADATA
 from ...files.dcp.table import Chunk, ChunkedTensor, FileNames, chunked
-from ...files.elsewhere import MEGATRON_CONFIG, MEGATRON_LATEST
+from ...files.elsewhere import DCP_METADATA, MEGATRON_CONFIG, MEGATRON_LATEST
 from ...files.opened import open_file
 from ...files.pickles.torch_file import Room
 from ...files.strict import os_errors, printable, raise_few
@@ -137,7 +136,7 @@ def _write(out: WideFiles, told: TorchDist, stacks: Stacks, common: Mapping[str,
         chunks = [Chunk(a, room.shape, file, *where) for a, where in zip(starts, archives, strict=True)]
         tensors[key] = chunked(room.dtype, (len(found), *shape) if stacked else shape, chunks, names)
     values = kept_values(out, told.path, told.stored.values, folder, f"__0_{len(stacks)}.distcp")
-    out.files.append(fixed_file(folder + METADATA, metadata_bytes(tensors, values)))
+    out.files.append(fixed_file(folder + DCP_METADATA, metadata_bytes(tensors, values)))
     out.files.append(plain_file(folder + COMMON, common))
     out.texts.append(Text(folder + MEGATRON_CONFIG, told.config))
     if told.tag:

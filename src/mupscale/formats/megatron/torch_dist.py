@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from ...errors import Fault, MupscaleError
-from ...files.dcp.metadata import METADATA, read_dcp
+from ...files.dcp.metadata import read_dcp
 from ...files.dcp.table import ChunkedTensor, DcpDirectory
-from ...files.elsewhere import MEGATRON_CONFIG, MEGATRON_FORMAT, MEGATRON_LATEST, MEGATRON_SMALL
+from ...files.elsewhere import DCP_METADATA, MEGATRON_CONFIG, MEGATRON_FORMAT, MEGATRON_LATEST, MEGATRON_SMALL
 from ...files.pickles.torch_file import Room, lay_out
 from ...files.pickles.torch_settings import read_settings
 from ...files.places import OutFile, Place, torch_dtype
@@ -57,7 +57,8 @@ def read_torch_dist(path: Location | str) -> TorchDist:
     where = printable(str(folder))
     if not exists(folder / MEGATRON_CONFIG):
         raise MupscaleError(
-            CLAIM, [Fault("megatron.no_metadata", where, f"it has neither {MEGATRON_CONFIG} nor {METADATA}")]
+            CLAIM,
+            [Fault("megatron.no_metadata", where, f"it has neither {MEGATRON_CONFIG} nor {DCP_METADATA}")],
         )
     raw = read_regular(folder / MEGATRON_CONFIG, MEGATRON_SMALL)
     config = parse_json(raw, f"{where}/{MEGATRON_CONFIG}")

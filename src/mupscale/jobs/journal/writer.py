@@ -19,7 +19,6 @@ from typing import Protocol, Self
 
 from ...files.strict import os_errors
 from ...storage.location import Url
-from ...storage.uploads import put
 from ..bytes.durable import append, sync_data
 from ..job_check import JOURNAL
 from .entries import Ended, Entry, Holds, lines
@@ -109,6 +108,8 @@ class StoreSink:
         self, files: Collection[Synced], raw: bytes
     ) -> None:  # parts are in the store once they are sent
         if raw:
+            from ...storage.uploads import put
+
             put(self._folder / f"{self._name}-{self._count:06d}.log", raw)
             self._count += 1
 

@@ -42,7 +42,7 @@ def fingerprints_of(
             for number in mine:
                 name, at = parts[number]
                 raw = room[: min(PART, sizes[name] - at)]
-                share = fingerprint(raw, at) if _was_read(reader, name, at, raw) else 1
+                share = fingerprint(raw, at) if was_read(reader, name, at, raw) else 1
                 with lock:
                     found[name] += share
                     if report is not None:
@@ -86,14 +86,15 @@ def damaged(
             assert isinstance(block, Block)
             raw = memoryview(bytearray(block.bytes))
             runs = block_runs(block, raw)
-            if not all(_was_read(reader, name, *run) for run in runs) or block_sum(block, raw) != sums.get(
+            if not all(was_read(reader, name, *run) for run in runs) or block_sum(block, raw) != sums.get(
                 unit
             ):
                 found.append(unit)
     return found
 
 
-def _was_read(reader: Reader, name: str, offset: int, into: memoryview) -> bool:
+def was_read(reader: Reader, name: str, offset: int, into: memoryview) -> bool:
+    """Read a range of a file into memory; False where it cannot be read."""
     try:
         reader.read_(name, offset, into)
     except MupscaleError:

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from ...errors import Fault, MupscaleError, raise_faults
+from ...files.directory import TOKENIZERS
 
 _LINES = (".jsonl", ".ndjson")
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-"""Files of tokenizers, which an evaluation on text needs; a decoder's has at least one of them. Without any of them
-transformers may build an empty tokenizer instead of failing."""
 PASSES = 4
 """How often a sequence may be seen: up to four times, repeated text is nearly as good as new (arXiv 2305.16264)."""
 HELD = 8
