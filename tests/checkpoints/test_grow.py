@@ -23,6 +23,7 @@ from mupscale.files.strict import parse_json  # noqa: E402
 from mupscale.jobs import job as job_module  # noqa: E402
 from mupscale.jobs import partial, worker  # noqa: E402
 from mupscale.jobs.job import Job  # noqa: E402
+from mupscale.jobs.threads import in_threads as run_in_threads  # noqa: E402
 from mupscale.models.float64 import lifted_casts  # noqa: E402
 from mupscale.runs.growth_record import read_plans  # noqa: E402
 
@@ -431,7 +432,7 @@ def test_the_threads_of_a_share_read_the_job_once(base, tmp_path, monkeypatch):
         threads.append(count)
         real(count, *rest)
 
-    real = worker.in_threads
+    real = run_in_threads
     monkeypatch.setattr(worker, "in_threads", in_threads)
     for module in (job_module, partial):
         monkeypatch.setattr(module, "parse_json", parse)

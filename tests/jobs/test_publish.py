@@ -14,6 +14,7 @@ from harness.llama_files import Llama, job_for, write_directory
 from harness.refusals import refusal
 from mupscale.files.directory import read_directory
 from mupscale.jobs import partial as partial_module
+from mupscale.jobs.bytes.durable import sync_file
 from mupscale.jobs.bytes import output_files
 from mupscale.jobs.bytes.output_files import OutputFile, OutputFiles
 from mupscale.jobs.job import Job
@@ -278,7 +279,7 @@ def test_a_lock_that_a_stopped_process_holds_stops_nobody(base, want, tmp_path, 
 
 
 def test_a_process_that_is_overtaken_leaves_no_draft_in_what_was_published(base, want, tmp_path, monkeypatch):
-    job, write, sync = job_in(base, tmp_path / "wide"), publish_module.write_file, partial_module.sync_file
+    job, write, sync = job_in(base, tmp_path / "wide"), partial_module.write_file, sync_file
     monkeypatch.setattr(partial_module, "PATIENCE", 0.0)
 
     def overtaken(descriptor):
