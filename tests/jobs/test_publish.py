@@ -14,8 +14,8 @@ from harness.llama_files import Llama, job_for, write_directory
 from harness.refusals import refusal
 from mupscale.files.directory import read_directory
 from mupscale.jobs import partial as partial_module
-from mupscale.jobs.bytes.durable import sync_file
 from mupscale.jobs.bytes import output_files
+from mupscale.jobs.bytes.durable import sync_file
 from mupscale.jobs.bytes.output_files import OutputFile, OutputFiles
 from mupscale.jobs.job import Job
 from mupscale.jobs.job_check import JOB
