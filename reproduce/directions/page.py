@@ -103,9 +103,9 @@ def show(known: Known, sizes: Sizes, larger: Sizes, say: Callable[[str], object]
     for each in (sizes, larger):
         found = results(known, each)
         own = seen(known, Arm((), base(known, each).chosen), each.seeds)
-        say(f"{f'the base, of width {each.width}':68} {_cell(own)}")
+        say(f"{f'the base, of width {each.width}':76} {_cell(own)}")
         for name, one in found.items():
-            say(f"{': '.join(part for part in (ARMS[name].of, ARMS[name].label) if part):68} {_cell(one)}")
+            say(f"{': '.join(part for part in (ARMS[name].of, ARMS[name].label) if part):76} {_cell(one)}")
         missing += [f"{name}, from width {each.width}" for name, one in found.items() if one is None]
     for line in missing:
         say(f"missing: {line}")
