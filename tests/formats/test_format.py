@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from importlib import invalidate_caches
 from pathlib import Path
@@ -110,6 +111,9 @@ def test_a_call_that_a_format_cannot_follow_is_refused(folders, tmp_path):
     assert refusal(partial(grow, plan=plan, multipliers=2)).codes == ("checkpoint.plan_is_the_goal",)
     noisy = refusal(partial(grow, plan=plan, noise=mu.SignalNoise(0.1)))
     assert noisy.codes == ("noise.not_in_format",)
+    means = {name: replace(entry, mean=(0,)) for name, entry in plan.tensors.items()}
+    refused = refusal(partial(grow, plan=plan.with_tensors(means)))
+    assert set(refused.codes) == {"plan.mean_in_format"}
     assert grow(plan=plan).outcome == "written", "the remedy"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import Fault
+from ..errors import Fault, raise_faults
 from ..files.pickles.torch_settings import strange
 from ..files.places import OutFile
 from ..files.strict import printable, raise_few
@@ -210,6 +210,13 @@ def write_grown(
     `record` is the folder that says whether the base was grown; norms are measured on `weights`, where they lie.
     """
     plan, folder = growing.plan, base if record is None else record
+    means = [name for name, entry in plan.tensors.items() if entry.mean]
+    what = "its new channels carry the mean of the others, which is not written into this format"
+    remedy = 'write plan=mu.infer_plan(base, wide, by="units", loss=…), which copies such channels'
+    raise_faults(
+        "this plan cannot be carried out here",
+        [Fault("plan.mean_in_format", name, what, remedy) for name in means],
+    )
     early, history = earlier_plan(folder), earlier_growths(folder)
     resolved = None
     if noise is not None:
