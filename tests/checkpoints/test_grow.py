@@ -431,7 +431,7 @@ def test_the_threads_of_a_share_read_the_job_once(base, tmp_path, monkeypatch):
         threads.append(count)
         real(count, *rest)
 
-    real = worker.in_threads
+    real = vars(worker)["in_threads"]
     monkeypatch.setattr(worker, "in_threads", in_threads)
     for module in (job_module, partial):
         monkeypatch.setattr(module, "parse_json", parse)
