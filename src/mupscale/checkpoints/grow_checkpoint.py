@@ -40,6 +40,7 @@ from ..rules.noise_defaults import DEFAULT_RISE, DEFAULT_T
 from ..runs.growth_record import read_about
 from ..storage.location import Location, absolute, location
 from ..storage.looking import exists
+from ..training.recipe import Recipe
 from .about import check_record
 from .base import Base
 from .destination import check_free
@@ -66,7 +67,6 @@ from .state.optimizer_state import has_state, state_left
 
 if TYPE_CHECKING:
     from ..formats.format import Format
-    from ..training.recipe import Recipe
 
 _DECLARED = frozenset(
     {
