@@ -17,8 +17,10 @@ def _grow(asked: Asked) -> dict[str, str]:
 
     classes = None if asked.optimizer_class is None else [asked.optimizer_class]
     base, out = Path(str(asked.base)), Path(str(asked.out))
-    grow_lightning_checkpoint(base, out, plan=asked.plan, optimizer_classes=classes)
+    grow_lightning_checkpoint(
+        base, out, plan=asked.plan, noise=asked.noise, seed=asked.seed, optimizer_classes=classes
+    )
     return {}
 
 
-FORMAT = Format("Lightning", _is_at, _grow, has_noise=False)
+FORMAT = Format("Lightning", _is_at, _grow)

@@ -1,4 +1,4 @@
-"""A Lightning checkpoint at the wide end: weights and optimizer state in new units, everything else as it was.
+"""A Lightning checkpoint at the wide end: weights and optimizer state, each in their units, everything else as it was.
 
 Works in memory, the whole file at once, and reads it with `weights_only=True`. Groups and schedulers keep the
 reference constants, so `trainer.fit(ckpt_path=...)` loads the result; `LightningCallback` then trains it in units.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,24 @@ from torch import Tensor
 from ...errors import Fault, MupscaleError
 from ...files.pickles.torch_file import map_leaves, read_tree
 from ...files.strict import os_errors, printable, raise_few
+from ...noise.kinds import Noise
+from ...noise.resolve import resolve_noise, unused_seed
+from ...noise.resolved import NoisePlan
 from ...optimizers.carry import carry_optimizer, made
 from ...optimizers.identify import identify
 from ...optimizers.positions import CLAIM, named_orders
 from ...optimizers.read import Names, parts, read_positions
 from ...optimizers.write import write_positions
 from ...plans.direction import Direction
+from ...plans.ends import expect_proved
 from ...plans.plan import Plan
+from ...plans.tensor_plan import TensorPlan
 from ...rules.optimizer_rule import OptimizerRule
 from ...rules.optimizers import rule_for
 from ...runs.growth_record import KEY, plans_in, record_in, record_of
 from ...runs.provenance import Growth, Provenance
-from ...training.grow.state_dicts import grow_state_dict
+from ...tensors.noise import TensorNoise
+from ...training.grow.state_dicts import carry_tensors
 
 _WEIGHTS, _STATES = "state_dict", "optimizer_states"
 
@@ -38,6 +45,8 @@ def grow_lightning_checkpoint(
     out: Path | str,
     *,
     plan: Plan,
+    noise: Noise | None = None,
+    seed: int = 0,
     optimizer_classes: Sequence[str | None] | None = None,
     prefix: str = "model.",
     names: Sequence[Names] | None = None,
@@ -46,7 +55,8 @@ def grow_lightning_checkpoint(
 ) -> None:
     """Write the checkpoint from which `trainer.fit(wide_model, ckpt_path=out)` continues.
 
-    `prefix` is what the LightningModule puts before the plan's names. An optimizer is known from what it keeps, unless
+    With a plan by new units, `mu.infer_plan(base, wide, by="units", loss=loss)`, and `noise=mu.NewUnits()` it is what `mu.upscale`
+    makes: the new units are awake and the loss is the base's. Without `noise` it trains exactly like the base. `prefix` is what the LightningModule puts before the plan's names. An optimizer is known from what it keeps, unless
     named in `optimizer_classes`. One made from `self.parameters()`, or from named parameters, needs nothing more; for others
     `names` holds, for every optimizer, its parameters' names group by group. A plan that was not proved is refused
     unless `prove=False`.
@@ -70,11 +80,18 @@ def grow_lightning_checkpoint(
     early, history = None, Provenance()
     if KEY in described:
         early, history = plans_in(path)[1], Provenance.from_json(record_in(path))
+    expect_proved(plan, prove)
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     whole = plan.rename(lambda name: prefix + name)
     raise_few(f"{printable(str(path))} cannot be widened", _unknown_tensors(checkpoint))
     weights = checkpoint[_WEIGHTS]
-    wide = {**checkpoint, _WEIGHTS: grow_state_dict(weights, whole, prove=prove), _STATES: []}
+    resolved = None
+    if noise is not None:
+        inside = {name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)}
+        drawn = unused_seed(seed, early, history.seeds)
+        resolved = resolve_noise(inside, noise, plan=plan, seed=drawn, since=early)
+    direction = Direction(whole, noise=None if resolved is None else _Prefixed(resolved, prefix))
+    wide = {**checkpoint, _WEIGHTS: carry_tensors(weights, direction), _STATES: []}
     for i, state in enumerate(checkpoint[_STATES]):
         own = named_parameters(weights, whole) if names is None else names[i]
         rule = (
@@ -82,13 +99,30 @@ def grow_lightning_checkpoint(
             if optimizer_classes is None or optimizer_classes[i] is None
             else rule_for(str(optimizer_classes[i]), rules=rules)
         )
-        wide[_STATES].append(_widened(state, whole, own, rule, f"optimizer {i}", rules))
+        wide[_STATES].append(_widened(state, direction, own, rule, f"optimizer {i}", rules))
     since = plan if early is None else early.then(plan)
-    wide[KEY] = record_of((plan, since), history.grown(Growth.by(plan, early)))
+    told: dict[str, Any] = {}
+    if resolved is not None:
+        told = {"noise": {"kind": type(noise).__name__, **resolved.as_json()}, "seed": seed}
+    wide[KEY] = record_of((plan, since), history.grown(Growth.by(plan, early, **told)))
     partial = out.with_name(f"{out.name}.partial")
     with os_errors(out):
         torch.save(wide, partial)
         os.replace(partial, out)
+
+
+@dataclass(frozen=True)
+class _Prefixed:
+    """Noise by the names of the plan, for tensors that have a prefix: the same numbers as on a live model."""
+
+    noise: NoisePlan
+    prefix: str
+
+    def tensor(self, name: str) -> TensorNoise | None:
+        return self.noise.tensor(name.removeprefix(self.prefix))
+
+    def woken(self, name: str, entry: TensorPlan) -> TensorPlan:
+        return self.noise.woken(name.removeprefix(self.prefix), entry)
 
 
 def named_parameters(weights: Mapping[str, Tensor], plan: Plan) -> Names:
@@ -104,7 +138,7 @@ def named_parameters(weights: Mapping[str, Tensor], plan: Plan) -> Names:
 
 def _widened(
     state: Any,
-    plan: Plan,
+    direction: Direction,
     names: Names,
     rule: OptimizerRule | None,
     where: str,
@@ -113,8 +147,7 @@ def _widened(
     groups, states = parts(state, where)
     kept = all("param_names" in group for group in groups)
     chosen = rule if rule is not None else identify(groups, states.values(), rules)
-    order, wide_order = named_orders(groups, plan, None if kept else names)
-    direction = Direction(plan)
+    order, wide_order = named_orders(groups, direction.plan, None if kept else names)
     named, unread = read_positions(groups, states, order, chosen, where)
     carried, uncarried = carry_optimizer(named, direction, split=False)
     raise_few(CLAIM, unread + uncarried)
