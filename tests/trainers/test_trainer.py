@@ -110,8 +110,8 @@ def test_new_units_wake_without_a_jump_and_train_on(trained, tmp_path):
     plan, base = plan_for(K, by="units"), trained.directory
     asleep = grow_directory(base, tmp_path / "asleep", plan, model(), model(K))
     wide = Path(shutil.copytree(asleep, tmp_path / "wide"))
-    live = mu.upscale(type(model()).from_pretrained(base), lambda: model(K), plan=plan)
-    live.model.save_pretrained(wide)
+    live: Any = mu.upscale(type(model()).from_pretrained(base), lambda: model(K), plan=plan).model
+    live.save_pretrained(wide)
 
     def go_on(name: str, start: Path, **options: Any) -> bench.Curve:
         on = mu.trainers.HuggingFaceCallback(start, **options.pop("on", {}))

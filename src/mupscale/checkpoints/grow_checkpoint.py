@@ -184,6 +184,12 @@ def _planned_job(base: Base, out: Location, request: Request, options: Options, 
     if recipe is not None:
         from .state.recipe_state import notes_on
 
+        if recipe.by != request.goal.by:
+            what = f"the recipe was tuned by {recipe.by}, and this grows by {request.goal.by}"
+            fault = Fault(
+                "recipe.other_growth", "--by", what, f"write --by {recipe.by}, or tune another recipe"
+            )
+            raise_faults("this recipe does not apply to this run", [fault])
         notes = notes_on(recipe, directory, request.optimizer)
     on(Working(f"planning on a small copy of {directory.path}"))
     family = plan_growth(base, request, options.architecture)
@@ -349,7 +355,8 @@ def grow_checkpoint(
     wider, for every width or by name (`{"hidden": 2, "ffn": 4}`), and `to` names sizes, layers, words and experts as the command
     line does (`"layers=8,hidden=96"`). Without `noise` and `recipe` the result trains exactly like the base; with one of
     them it can use its new width. `noise=mu.NewUnits()` is what `mupscale upscale` does without options: the width grows by
-    new units, `by="units"`, and they wake without a change of the loss. Otherwise it grows by copies unless `by` says so.
+    new units, `by="units"`, and they wake without a change of the loss; so does a recipe that was tuned so. Otherwise it grows by
+    copies unless `by` says so.
 
     A checkpoint of Megatron, of DeepSpeed (universal) or of Lightning grows by the `plan` from its model to the wide one, as
     by `mu.trainers.grow_megatron_checkpoint` and its like; for what only one of them takes, call that one.
@@ -403,7 +410,7 @@ def grow_checkpoint(
         Goal.parse(
             1 if multipliers is None else multipliers,
             to,
-            by or ("units" if isinstance(noise, NewUnits) else "copies"),
+            by or ("units" if isinstance(noise if recipe is None else recipe.noise, NewUnits) else "copies"),
         ),
         noise=None if noise is None else _scheme_of(noise),
         seed=seed,
