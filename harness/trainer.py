@@ -79,7 +79,7 @@ def data() -> list[dict[str, Tensor]]:
     return [{"input_ids": row, "labels": row} for row in tokens]
 
 
-def plan_for(k: int, **changes: Any) -> mu.Plan:
+def plan_for(k: int, by: Any = "copies", **changes: Any) -> mu.Plan:
     from transformers import LlamaForCausalLM
 
     rows = torch.stack([row["input_ids"] for row in data()[:4]])
@@ -88,7 +88,7 @@ def plan_for(k: int, **changes: Any) -> mu.Plan:
         value: Tensor = module(input_ids=rows, labels=rows).loss
         return value
 
-    return mu.plans.plan_between(LlamaForCausalLM, config(**changes), config(k, **changes), loss=loss)
+    return mu.plans.plan_between(LlamaForCausalLM, config(**changes), config(k, **changes), loss=loss, by=by)
 
 
 def arguments(folder: Path, **changes: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 import mupscale
 from harness.object_store import object_store
 from harness.trainer import Trained
-from mupscale.checkpoints import grow_checkpoint
+from mupscale.checkpoints import grow_directory
 from mupscale.cli import check
 from mupscale.families.record import FamilyPlan
 from mupscale.storage import remote
@@ -64,7 +64,7 @@ def planned_here(request):
             raise mupscale.MupscaleError(str(error), code="model.loading_process_died") from error
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (grow_checkpoint, check):
+        for module in (grow_directory, check):
             patch.setattr(module, "plan_in_process", plan_here)
         patch.setattr(loaded, "ask", loaded_here)
         yield

@@ -89,7 +89,7 @@ def going_on(folder: Path, trained: Trained) -> Names:
         "args": trainer.arguments(folder / "grown"),
         "data": rows,
         "loader": DataLoader(rows, batch_size=trainer.BATCH),
-        "plan": trainer.plan_for(2),
+        "plan": trainer.plan_for(2, by="units"),
         "wide_module": trainer.lightning_module(2),
     }
 

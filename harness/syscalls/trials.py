@@ -32,7 +32,7 @@ from harness.forks import contents
 from harness.limited import HANG, limited, silent
 from harness.object_store import ObjectStore, object_store
 from harness.tiny_llama import new
-from mupscale.checkpoints import grow_checkpoint
+from mupscale.checkpoints import grow_directory
 from mupscale.checkpoints.growth_job import job_of
 from mupscale.checkpoints.request import Request
 from mupscale.checkpoints.state.trainer_state import trainer_order
@@ -216,8 +216,8 @@ def _difference(found: Mapping[str, bytes], want: Mapping[str, bytes]) -> str:
 
 
 def _grow(base: Path | str, out: Path | str, share: tuple[int, int] | None) -> str:
-    options = grow_checkpoint.Options(measure=False, share=share)
-    outcome = grow_checkpoint.grow_directory(location(base), location(out), REQUEST, options).outcome
+    options = grow_directory.Options(measure=False, share=share)
+    outcome = grow_directory.grow_directory(location(base), location(out), REQUEST, options).outcome
     return "share" if outcome == "share written" else "written"
 
 
@@ -271,9 +271,9 @@ def small_steps(folder: Path) -> Iterator[tuple[Path, Path]]:
     plan = family_plan(json.loads((plain / "config.json").read_text()), "2", by="units")
     with ExitStack() as stack:
         for module, name, value in (
-            (grow_checkpoint, "plan_in_process", lambda *_, **__: plan),
-            (grow_checkpoint, "_refuse_jump", lambda family: None),  # the plan was not proved
-            (grow_checkpoint, "_job", lambda base, out, about, state: job_of(base, out, about)),
+            (grow_directory, "plan_in_process", lambda *_, **__: plan),
+            (grow_directory, "_refuse_jump", lambda family: None),  # the plan was not proved
+            (grow_directory, "_job", lambda base, out, about, state: job_of(base, out, about)),
             (output_files, "LEAST", PAGE),
             (partial_directory, "PATIENCE", 0.5),
             (remote, "PAUSES", (0.01,) * 3),

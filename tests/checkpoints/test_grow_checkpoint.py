@@ -152,6 +152,7 @@ def test_other_formats_grow_by_a_plan_and_directories_find_theirs(tiny, tmp_path
         ("checkpoint.needs_plan", "base.ckpt", {}),
         ("checkpoint.plan_is_the_goal", "base.ckpt", {"plan": plan, "multipliers": 2}),
         ("checkpoint.not_for_format", "base.ckpt", {"plan": plan, "dry_run": True}),
+        ("noise.needs_loss", "base.ckpt", {"plan": plan, "noise": mu.AutoNoise()}),
         ("noise.needs_loss", "universal", {"plan": plan, "noise": mu.AutoNoise()}),
         ("checkpoint.grows_while_loading", "distributed", {"plan": plan}),
     ]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.refusals import refused
-from mupscale.checkpoints import grow_checkpoint
+from mupscale.checkpoints import grow_directory
 from mupscale.checkpoints.request import Request
 from mupscale.errors import Fault, MupscaleError
 from mupscale.families import process
@@ -35,9 +35,9 @@ def test_a_refused_growth_is_planned_once(monkeypatch):
         tried.append(multipliers)
         raise MupscaleError("refused", found)
 
-    monkeypatch.setattr(grow_checkpoint, "plan_in_process", planned)
+    monkeypatch.setattr(grow_directory, "plan_in_process", planned)
     with pytest.raises(MupscaleError) as caught:
-        grow_checkpoint.plan_growth(BASE, Request(Goal.parse(3)), None)
+        grow_directory.plan_growth(BASE, Request(Goal.parse(3)), None)
     assert tried == ["3"]
     assert list(caught.value.faults) == found
 

@@ -13,7 +13,7 @@ from harness.refusals import refusal
 
 transformers: Any = pytest.importorskip("transformers")
 import mupscale.families.steps as room  # noqa: E402
-from mupscale.checkpoints import grow_checkpoint as door  # noqa: E402
+from mupscale.checkpoints import grow_directory as door  # noqa: E402
 from mupscale.checkpoints.request import Request  # noqa: E402
 from mupscale.families.config.goal import Goal  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402

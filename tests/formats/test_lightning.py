@@ -74,6 +74,44 @@ def test_a_wide_run_that_was_stopped_is_resumed_the_same_way(setting, grown, tmp
     assert curve.losses == {step: loss for step, loss in grown[0].losses.items() if step > 30}
 
 
+@pytest.fixture(scope="module")
+def awake(trained, tmp_path_factory):
+    """The base at step 20 with new units that are awake, as `mu.upscale` makes them."""
+    folder, plan = tmp_path_factory.mktemp("awake"), plan_for(K, by="units")
+    wide = folder / "wide.ckpt"
+    mu.grow_checkpoint(trained.lightning, wide, plan=plan, noise=mu.NewUnits())
+    return Setting(folder=folder, base=trained.lightning, wide=wide, plan=plan, curve=trained.lightning_curve)
+
+
+def test_new_units_wake_without_a_jump_and_train_on(awake):
+    """Control: asleep, the wide run is the base's to its end, and awake it is not."""
+    on = mu.trainers.LightningCallback(awake.wide)
+    curve, trainer = fit(lightning_module(K), awake.wide, [on], stop=30)
+    assert gap(awake.curve.losses, {21: curve.losses[21]}) < bench.EQUAL
+    assert gap(awake.curve.losses, curve.losses) > bench.DIFFERENT
+    assert curve.losses[30] < curve.losses[21]
+    assert {step: awake.curve.rates[step] for step in curve.rates} == curve.rates
+    trainer.save_checkpoint(later := awake.folder / "later.ckpt")
+    again, _ = fit(lightning_module(K), later, [mu.trainers.LightningCallback(later)])
+    whole, _ = fit(lightning_module(K), awake.wide, [mu.trainers.LightningCallback(awake.wide)])
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 30}
+    asleep = awake.folder / "asleep.ckpt"
+    mu.grow_checkpoint(awake.base, asleep, plan=awake.plan)
+    same, _ = fit(lightning_module(K), asleep, [mu.trainers.LightningCallback(asleep)])
+    assert gap(awake.curve.losses, same.losses) < bench.EQUAL
+
+
+def test_files_of_new_units_have_the_weights_of_a_live_run(awake):
+    module = lightning_module(1)
+    module.load_state_dict(torch.load(awake.base, weights_only=True)["state_dict"])
+    live = mu.upscale(module.model, lambda: bench.model(K), plan=awake.plan)
+    found = torch.load(awake.wide, weights_only=True)["state_dict"]
+    for name, tensor in live.model.state_dict().items():
+        assert torch.equal(found[f"model.{name}"], tensor), name
+    told = mu.diagnostics.read_provenance(awake.wide)
+    assert (told["noise"], told["seed"]) == (live.provenance["noise"], 0)
+
+
 def test_everything_else_is_carried(setting):
     base, wide = (torch.load(path, weights_only=True) for path in (setting.base, setting.wide))
     for key in base:

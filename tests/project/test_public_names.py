@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import sys
+import typing
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +51,23 @@ def test_every_public_name_claims_something_and_shows_it(namespace: ModuleType, 
     thing = public(namespace, name)
     constant = not (inspect.isclass(thing) or inspect.isroutine(thing))
     assert not faults_of(described(thing, name), constant)
+
+
+@pytest.mark.parametrize(("namespace", "name"), NAMES, ids=IDS)
+def test_the_type_hints_of_every_public_name_resolve(namespace: ModuleType, name: str):
+    """Whoever reads hints at run time, as pydantic and typer do, needs the names of a function's module."""
+    thing = public(namespace, name)
+    called = [thing, thing.__init__] if inspect.isclass(thing) else [thing] * inspect.isroutine(thing)
+    for one in called:
+        typing.get_type_hints(one)
+
+
+def test_a_hint_that_is_imported_for_type_checkers_alone_is_caught():
+    def names(plan: "OnlyForTypeCheckers") -> None:  # type: ignore[name-defined]  # noqa: F821
+        raise NotImplementedError
+
+    with pytest.raises(NameError):
+        typing.get_type_hints(names)
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,13 @@ def test_growing_twice_composes_the_maps(first, cases):
     assert (whole.base, whole.wide, whole.k) == (first.base, second.wide, first.k * second.k)
 
 
+def test_constants_of_a_wider_reference_compose_with_new_units():
+    narrower, units = (mu.rules.Axis.parse(text) for text in ("out: 8x1/2", "out: 4+4"))
+    whole = narrower.then(units)
+    assert (whole.base, whole.wide, whole.k, whole.padded) == (8, 8, Fraction(1, 2), True)
+    refusal(lambda: units.then(narrower), "axis.pad_with_fraction")
+
+
 @examples(100)
 @given(axes(segments=1, pads=False), st.integers(1, 3), st.integers(0, 2))
 def test_neighbours_and_an_end_pad_always_compose(first, k, pad):

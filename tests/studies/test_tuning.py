@@ -54,6 +54,59 @@ def train(run, steps, report):
         report(step, loss)
 
 
+@pytest.fixture(scope="module")
+def by_units(tmp_path_factory):
+    """A study without noises or a scheme, at a reference that is wider than its proxy."""
+    given = {key: value for key, value in SMALL.items() if key != "noises"}
+    settings = Settings(**{**given, "factors": [0.5, 1.0], "reference": 12})
+    return tune(Proxy(build, train), settings, folder=tmp_path_factory.mktemp("units"))
+
+
+def test_new_units_have_rates_to_tune_and_no_noise(by_units):
+    """Control: with sizes of noise the proxy grows by copies."""
+    assert (by_units.by, by_units.sigma, by_units.rise, by_units.noise) == (
+        "units",
+        None,
+        None,
+        mu.NewUnits(),
+    )
+    wide = [row for row in by_units.tried if row["sweep"] == "wide"]
+    assert {row["noise"] for row in wide} == {0.0, 1.0}
+    ended = {(row["noise"], row["lr"]): row["loss"] for row in wide if row["steps"] == 16}
+    assert by_units.loss == ended[1.0, by_units.lr] == min(v for (noise, _), v in ended.items() if noise)
+    assert by_units.control == min(loss for (noise, _), loss in ended.items() if not noise)
+    assert mu.studies.Recipe.from_json(by_units.to_json()) == by_units
+    assert Settings(6, 2, 16).by_units
+    assert not Settings(6, 2, 16, noises=[0.1]).by_units
+    assert "units" not in json.dumps(Settings(6, 2, 16, scheme="t").as_json())
+    with refused("study.units_without_noise"):
+        Settings(6, 2, 16, noises=[0.1], scheme="units")
+
+
+def test_a_recipe_of_new_units_grows_a_base_without_a_jump(by_units):
+    torch.manual_seed(0)
+    model, x = build(12), torch.randn(64, 4)
+    run = mu.Run(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    grow = partial(mu.upscale, run, lambda: build(24), recipe=by_units, loss=lambda m: m(x).square().mean())
+    with pytest.warns(UserWarning, match="units"):
+        wide = grow()
+    assert wide.provenance["loss"]["after"] == pytest.approx(wide.provenance["loss"]["before"], rel=1e-5)
+    assert wide.provenance["noise"]["kind"] == "NewUnits"
+    assert mu.diagnostics.reference_lr(wide.optimizer) == pytest.approx(by_units.lr)
+    with refused("recipe.other_growth"):
+        grow(by="copies")
+
+
+def test_the_base_that_is_trained_on_is_never_the_best_of_new_units():
+    """Control: of sizes of noise, none may be the best."""
+    results = {f"wide-noise={noise}-lr={lr} to step 9": noise + lr for noise in (0, 1) for lr in (1, 2)}
+    found = [
+        grid_agenda([1, 2], [0.0, 1.0], results, Ladder((9,)), 0, growing=growing).best
+        for growing in (True, False)
+    ]
+    assert found == [Point(1.0, 1.0), Point(1.0, 0.0)]
+
+
 def interrupted(after):
     """The loop of `train`, broken off by an error after some calls in all."""
     left = [after]

@@ -105,6 +105,32 @@ def test_a_wide_run_that_was_stopped_is_resumed_the_same_way(setting, grown):
     assert curve.rates == {step: rate for step, rate in grown[0].rates.items() if step > 30}
 
 
+def test_new_units_wake_without_a_jump_and_train_on(trained, tmp_path):
+    """Control: a run whose units sleep has the losses of the base to its end."""
+    plan, base = plan_for(K, by="units"), trained.directory
+    asleep = grow_directory(base, tmp_path / "asleep", plan, model(), model(K))
+    wide = Path(shutil.copytree(asleep, tmp_path / "wide"))
+    live: Any = mu.upscale(type(model()).from_pretrained(base), lambda: model(K), plan=plan).model
+    live.save_pretrained(wide)
+
+    def go_on(name: str, start: Path, **options: Any) -> bench.Curve:
+        on = mu.trainers.HuggingFaceCallback(start, **options.pop("on", {}))
+        return hugging_face(model(K), tmp_path / name, start, [on], **options)[0]
+
+    curve = go_on("run", wide)
+    assert gap(trained.curve.losses, {21: curve.losses[21]}) < bench.EQUAL
+    assert gap(trained.curve.losses, curve.losses) > bench.DIFFERENT
+    assert curve.losses[40] < curve.losses[21]
+    assert curve.rates == trained.curve.rates
+    again = go_on("again", tmp_path / "run" / "checkpoint-30", **QUIET)
+    assert again.losses == {step: loss for step, loss in curve.losses.items() if step > 30}
+    assert gap(trained.curve.losses, go_on("same", asleep, stop=26, **QUIET).losses) < bench.EQUAL
+    new = mu.GrowthSchedule(20, warmup=0.2)
+    warmed = go_on("warmed", wide, on={"rewarm": new}, stop=26, **QUIET)
+    assert gap(trained.curve.losses, {21: warmed.losses[21]}) < bench.EQUAL
+    assert warmed.rates == pytest.approx({21 + i: bench.RATE / 2 * new(i) for i in range(6)})
+
+
 def test_the_streamed_state_is_the_state_dict_map(setting):
     base = torch.load(setting.base / "optimizer.pt", weights_only=True)
     order = trainer_order(model(), setting.plan.ties)

@@ -161,6 +161,8 @@ def _asked(
         recipe = request.recipe
         recipe.check(plan, early, [] if request.optimizer is None else [request.optimizer])
         noise, told = recipe.noise, {"lr": recipe.lr, "recipe": f"proxy of width {recipe.width}"}
+        if isinstance(noise, NewUnits):
+            told |= {"readers": noise.readers, "size": noise.size}
     elif request.rise is None:
         assert request.noise is not None
         scheme, value = request.noise

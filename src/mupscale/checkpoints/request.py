@@ -57,6 +57,8 @@ class Request:
         >>> Request(Goal.parse(2, by="units"), noise=("copied", 1.0)).wakes, Request(Goal.parse(2), noise=("t", 0.1)).wakes
         (True, False)
         """
+        if self.recipe is not None:
+            return self.recipe.by == "units"
         return self.noise is not None and self.noise[0] in READERS
 
     @property

@@ -1,6 +1,6 @@
 """`mupscale grow` and `mupscale upscale`: a checkpoint directory in, a wider one out, streamed and resumable.
 
-Prints what `checkpoints/grow_checkpoint.py` reports. Running the same command again resumes an interrupted job.
+Prints what `checkpoints/grow_directory.py` reports. Running the same command again resumes an interrupted job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..checkpoints.events import (
     Working,
     Writing,
 )
-from ..checkpoints.grow_checkpoint import Options, grow_directory
+from ..checkpoints.grow_directory import Options, grow_directory
 from ..checkpoints.noise_words import AUTO, DEFAULT_NOISE
 from ..checkpoints.request import Request
 from ..errors import MupscaleError

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..checkpoints.about import factors
 from ..checkpoints.base import Base
-from ..checkpoints.grow_checkpoint import plan_growth
+from ..checkpoints.grow_directory import plan_growth
 from ..checkpoints.request import Request
 from ..checkpoints.state.optimizer_state import has_state, state_bytes
 from ..families.record import FamilyPlan

@@ -1,4 +1,4 @@
-"""`mupscale tune`: noise and learning rate, tuned on a small pair and written as a recipe.
+"""`mupscale tune`: the learning rate after growth, and by copies noise, tuned on a small pair and written as a recipe.
 
 Calls `mu.tune` and prints what was found. Several processes share the work.
 """
@@ -111,17 +111,20 @@ def _say(line: str) -> None:
 
 def described(recipe: Recipe, path: Path, use: str) -> str:
     """The recipe as text, with the points that were tried, best first, and how it is applied."""
-    rows = [("noise", "lr", "loss", "steps")]
+    units = recipe.by == "units"
+    rows = [("" if units else "noise", "lr", "loss", "steps")]
     wide = [row for row in recipe.tried if row["sweep"] == "wide"]
     for row in sorted(wide, key=lambda r: (-r["steps"], inf if r["loss"] is None else r["loss"]))[:10]:
         loss = "diverged" if row["diverged"] else f"{row['loss']:.6g}"
-        rows.append((f"{row['noise']:g}", f"{row['lr']:g}", loss, str(row["steps"])))
+        grown = ("new units" if row["noise"] else "the base") if units else f"{row['noise']:g}"
+        rows.append((grown, f"{row['lr']:g}", loss, str(row["steps"])))
     parts = [
         columns(rows, right=(0, 1, 2, 3)),
         f"learning rate of bases: {recipe.base_lr:g}, after growth: {recipe.lr:g}",
     ]
     if recipe.control is not None and recipe.loss is not None:
-        parts.append(f"loss {recipe.loss:.6g}; continued without noise {recipe.control:.6g}")
+        instead = "the base, trained on," if recipe.by == "units" else "continued without noise"
+        parts.append(f"loss {recipe.loss:.6g}; {instead} {recipe.control:.6g}")
     parts += [f"note: {remark}" for remark in recipe.remarks]
     parts.append(f"written to {path}; apply it: {use}")
     return "\n".join(parts)

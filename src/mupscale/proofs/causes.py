@@ -53,11 +53,11 @@ BUFFER = (
 
 
 def settings_cause(key: str, changed: bool) -> str:
-    """Why a hyperparameter of the wide run is not the base's in new units."""
+    """Why a hyperparameter of the wide run is not the base's in the units of its model."""
     if key == "lr" and changed:
         return SCHEDULER
     if changed:
         return (
             f"an absolute {key}: the step function sets {key} itself; multiply the group's own {key} instead"
         )
-    return f"unscaled {key}: the wide run's {key} is not the base's in new units; take the groups that grow returns"
+    return f"unscaled {key}: the wide run's {key} is not the base's in the units of the wide model; take the groups that grow returns"

@@ -68,7 +68,7 @@ float32 is as large as the floor of relative differences."""
 
 
 class Unequal(NamedTuple):
-    """A hyperparameter of the wide run that is not the base's in new units."""
+    """A hyperparameter of the wide run that is not the base's in the units of its model."""
 
     name: str
     key: str
@@ -104,7 +104,7 @@ def _buffer_failure(trial: Trial, once: Compared) -> Failure | None:
         return None
     for name, error in once.buffers.items():
         if not error <= trial.tolerance:
-            what = f"forward leaves it {error:.1e} away from the base's in new units"
+            what = f"forward leaves it {error:.1e} away from the base's in the units of the wide model"
             return Failure(0, name, what, BUFFER, "buffer")
     return None
 
@@ -165,7 +165,7 @@ def _settings_failure(unequal: Unequal | None, i: int, changed: bool) -> Failure
     if unequal is None:
         return None
     name, key, found, expected = unequal
-    what = f"{key} is {found}, the base's in new units is {expected}"
+    what = f"{key} is {found}, the base's in the units of the wide model is {expected}"
     return Failure(i, name, what, settings_cause(key, changed), "setting")
 
 

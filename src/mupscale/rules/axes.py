@@ -255,6 +255,8 @@ class Axis:
         'out: 4x2 * 3x2'
         >>> str(Axis.parse("out: 4x3/2").then(Axis.parse("out: 6x2")))  # not copies: only sizes and units compose
         'out: 4x3'
+        >>> str(Axis.parse("out: 8x1/2").then(Axis.parse("out: 4+4")))
+        'out: 8x1/2+4'
         """
         if self.wide != other.base:
             raise MupscaleError(
@@ -267,12 +269,14 @@ class Axis:
                 code="axis.roles_disagree",
             )
         if not (self.duplicates and other.duplicates):
-            if self.padded or other.padded:
+            if self.padded:
                 raise MupscaleError(
                     f"axis {self} and axis {other}: a pad and a fractional multiplier do not compose; grow in one plan",
                     code="axis.pad_with_fraction",
                 )
-            return self.resized(other.wide, other.role)
+            live = int(other.k * other.base)
+            factor = Factor(self.base, Fraction(live, self.base), other.wide - live)
+            return Axis.of((factor,), role=self.role or other.role)
         first, second = align(self.segments, other.segments)
         composed = [compose(a, b) for a, b in zip(first, second, strict=True)]
         return Axis.of(*composed, role=self.role or other.role)

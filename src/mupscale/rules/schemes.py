@@ -46,4 +46,8 @@ RISE = Scheme(
 )
 """A size that is measured on each base instead of given: only studies and recipes write it."""
 TUNED: Mapping[str, Scheme] = {**SCHEMES, RISE.name: RISE}
-"""What a study can tune."""
+"""The noise that a study can tune."""
+UNITS = Scheme("units", "1: new units · no noise: the base, trained on", "new units", largest=0.0)
+"""Growth by new units, which have no noise to tune: their one size is 1, and a grid is not extended beyond it."""
+STUDIED: Mapping[str, Scheme] = {UNITS.name: UNITS, **TUNED}
+"""What a study can grow by; the first is the default."""

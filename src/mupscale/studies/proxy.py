@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from ..arguments import shown
 from ..budgets.user_file import load_file, missing_functions
 from ..errors import Fault, MupscaleError, raise_faults
+from ..families.config.goal import Way
 from ..plans.plan import Plan
 from ..rules.optimizers import qualified_name
 from ..runs.run import Run
@@ -52,8 +53,8 @@ class Proxy:
     device: str | None = None
     batch: int | None = None
     """The batch size, recorded in the recipe."""
-    plan: Callable[[int, int], Plan] | None = None
-    """The plan between two widths, where it is known; by default it is inferred from `build` and `loss`."""
+    plan: Callable[[int, int, Way], Plan] | None = None
+    """The plan between two widths, by copies or by units, where it is known; by default it is inferred from `build` and `loss`."""
     flops: Callable[[int], int] | None = None
     """FLOPs of one step at a width; a file that has inputs() gets them counted."""
     digest: str = ""
@@ -64,7 +65,7 @@ class Proxy:
         optional = {
             "schedule": ("optimizer", "steps"),
             "loss": ("model",),
-            "plan": ("base", "wide"),
+            "plan": ("base", "wide", "by"),
             "flops": ("width",),
         }
         given_ones = {name: of for name, of in optional.items() if getattr(self, name) is not None}

@@ -18,8 +18,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..arguments import wrong_kind
 from ..errors import Fault, MupscaleError, raise_faults
+from ..families.config.goal import Way
 from ..noise.auto import AutoNoise
-from ..noise.kinds import CLASSES, Noise, SignalNoise
+from ..noise.kinds import CLASSES, NewUnits, Noise, SignalNoise
 from ..noise.where import exempt_of
 from ..planning.infer import plan_between
 from ..plans.plan import Plan
@@ -57,24 +58,25 @@ class Runs:
         return (
             None
             if self.settings.at == self.settings.width
-            else self._plan(self.settings.at, self.settings.width)
+            else self._plan(self.settings.at, self.settings.width, "copies")
         )
 
     @cached_property
     def plan(self) -> Plan:
         """From the proxy base to k times its width."""
-        return self._plan(self.settings.width, self.settings.k * self.settings.width)
+        by: Way = "units" if self.settings.by_units else "copies"
+        return self._plan(self.settings.width, self.settings.k * self.settings.width, by)
 
     @cached_property
     def since(self) -> Plan:
         """From the reference to k times the proxy's width."""
         return self.plan if self.reference is None else self.reference.then(self.plan)
 
-    def _plan(self, narrow: int, wide: int) -> Plan:
+    def _plan(self, narrow: int, wide: int, by: Way) -> Plan:
         if self.proxy.plan is not None:
-            plan = self.proxy.plan(narrow, wide)
+            plan = self.proxy.plan(narrow, wide, by)
         else:
-            plan = plan_between(self.proxy.build, narrow, wide, loss=self.proxy.loss)
+            plan = plan_between(self.proxy.build, narrow, wide, loss=self.proxy.loss, by=by)
         if not plan.proved:
             what = "build(width) returns a model with code of its own, and shapes do not show that it grows exactly"
             remedy = "write def loss(model): …, which returns the loss of one batch as a tensor"
@@ -110,7 +112,7 @@ class Runs:
         constant: bool = False,
         steps: int | None = None,
     ) -> Run:
-        """The run that continues the best base with a point's noise and learning rate, on its own schedule.
+        """The run that continues the best base with a point's noise, or new units, and learning rate, on its own schedule.
 
         `constant` replaces the proxy's schedule by a constant rate; `steps` is its length if it is not that of the sweep.
         """
@@ -143,8 +145,10 @@ class Runs:
         return model
 
     def noise(self, point: Point, base: Run) -> Noise:
-        """The noise of a point that is grown from a base; of a point of the base, none."""
+        """The noise of a point that is grown from a base, or what wakes new units; of a point of the base, none."""
         size = point.noise or 0.0
+        if self.settings.by_units:
+            return NewUnits() if size else SignalNoise(0.0)
         if self.settings.scheme != RISE.name:
             return CLASSES[self.settings.scheme](size)
         if size and size not in self.sizes:  # every point grows from the same base

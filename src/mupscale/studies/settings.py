@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import shown, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
-from ..rules.schemes import TUNED
+from ..rules.schemes import SCHEMES, STUDIED, UNITS
 from .agenda.halving import Ladder
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ _LEAST = {
     "width": 1, "k": 2, "steps": 1, "wide_steps": 1, "reference": 1, "extend": 0,
 }  # fmt: skip
 """The smallest whole number that each setting may be; None stands for one that follows from the others."""
+_NOISES = (0.0, 0.05, 0.1, 0.2, 0.4)
+"""The sizes of noise that are tried unless others are given."""
 _EXAMPLES = {
     "lrs": "0.001,0.002,0.004", "noises": "0.05,0.1,0.2", "factors": "0.5,1,2", "rungs": "0.0625,0.5",
 }  # fmt: skip
@@ -51,8 +53,10 @@ class Settings:
     wide_steps: int | None = None
     reference: int | None = None
     lrs: Sequence[float] | None = None
-    noises: Sequence[float] = (0.0, 0.05, 0.1, 0.2, 0.4)
-    scheme: str = next(iter(TUNED))
+    noises: Sequence[float] | None = None
+    """Sizes of noise; None for new units, which have none."""
+    scheme: str = ""
+    """What the sizes are, or "units". Left out, it is "t" if there are sizes, and "units" if there are none."""
     factors: Sequence[float] = (0.25, 0.5, 1.0, 2.0, 4.0)
     halving: bool = True
     rungs: Sequence[float] = RUNGS
@@ -71,6 +75,11 @@ class Settings:
     """FLOPs of a step at the base's width and at k times it, where the proxy can count them."""
 
     def __post_init__(self) -> None:
+        if not self.scheme:
+            given = UNITS.name if self.noises is None else next(iter(SCHEMES))
+            object.__setattr__(self, "scheme", given)
+        if self.noises is None:
+            object.__setattr__(self, "noises", (1.0,) if self.by_units else _NOISES)
         faults = []
         for key in _EXAMPLES:
             value = getattr(self, key)
@@ -99,6 +108,7 @@ class Settings:
             value = getattr(self, key)
             if value is not None:
                 faults += wrong_whole(key, value, least=least)
+        sizes = tuple(self.noises or ())
         for key in ("lrs", "factors"):
             line = getattr(self, key)
             if line is None:
@@ -108,22 +118,26 @@ class Settings:
                 faults.append(
                     Fault("study.not_positive_numbers", key, what, f"write {_EXAMPLES[key]}, for example")
                 )
-        if not all(isfinite(v) and v >= 0 for v in self.noises) or not any(self.noises):
-            what = f"{self.noises}, expected numbers of 0 or more, one of them above 0"
+        if self.by_units and sizes != (1.0,):
+            what = f"{sizes}, and new units have no noise to tune"
+            remedy = 'leave it out, or write scheme="t" (--by copies) for copies and noise'
+            faults.append(Fault("study.units_without_noise", "noises", what, remedy))
+        elif not all(isfinite(v) and v >= 0 for v in sizes) or not any(sizes):
+            what = f"{sizes}, expected numbers of 0 or more, one of them above 0"
             faults.append(
                 Fault("study.not_noise_sizes", "noises", what, f"write {_EXAMPLES['noises']}, for example")
             )
         if not all(0 < v < 1 for v in self.rungs) or not 0 < self.keep < 1:
             what = f"rungs {self.rungs}, keep {self.keep}, expected fractions between 0 and 1"
             faults.append(Fault("study.not_fractions", "halving", what, f"write rungs={RUNGS}, keep=0.5"))
-        if self.scheme not in TUNED:
-            what = f"{self.scheme!r}, expected one of {', '.join(map(repr, TUNED))}"
+        if self.scheme not in STUDIED:
+            what = f"{self.scheme!r}, expected one of {', '.join(map(repr, STUDIED))}"
             faults.append(
-                Fault("study.unknown_choice", "scheme", what, f"write scheme={next(iter(TUNED))!r}")
+                Fault("study.unknown_choice", "scheme", what, f"write scheme={next(iter(STUDIED))!r}")
             )
-        largest = TUNED[self.scheme].largest if self.scheme in TUNED else inf
-        if any(v > largest for v in self.noises):
-            what = f"{self.noises}, expected at most {largest:g} with the scheme {self.scheme!r}"
+        largest = STUDIED[self.scheme].largest if self.scheme in STUDIED else inf
+        if not self.by_units and any(v > largest for v in sizes):
+            what = f"{sizes}, expected at most {largest:g} with the scheme {self.scheme!r}"
             faults.append(
                 Fault("study.noise_above_scheme", "noises", what, f"write {_EXAMPLES['noises']}, for example")
             )
@@ -152,6 +166,16 @@ class Settings:
         except MupscaleError as error:
             _log.warning("the FLOPs of a step are not known: %s [%s]", error.claim, error.code)
             return None
+
+    @property
+    def by_units(self) -> bool:
+        """Whether the proxy grows by new units, so that rates alone are tuned."""
+        return self.scheme == UNITS.name
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The sizes of noise besides zero: 1 for new units."""
+        return tuple(size for size in self.noises or () if size)
 
     @property
     def at(self) -> int:

@@ -36,10 +36,10 @@ def tune(
     every: float = 30.0,
     beat: float = 10.0,
 ) -> Recipe:
-    """Tune noise and learning rate on the pair width -> k · width; the recipe, also written to folder/recipe.json.
+    """Tune the learning rate on the pair width -> k · width; the recipe, also written to folder/recipe.json.
 
-    Sweep 1 finds the learning rate of the proxy base (`lrs`), sweep 2 noise and learning rate (`factors` times the
-    best) of the upscaled proxy, with zero noise always included. Everything is written at the `reference` width, by
+    Sweep 1 finds the learning rate of the proxy base (`lrs`), sweep 2 that of the proxy grown by new units (`factors` times the
+    best), next to the base trained on. With `noises` or a `scheme` the proxy grows by copies, and noise is tuned too. Everything is written at the `reference` width, by
     default the proxy's own. `storage` is `postgresql://…` or a journal file, by default one in the folder; calls
     that share storage, folder and settings share the study, and a call that is repeated continues it. Checkpoints are
     written `every` so many seconds, and every `beat` seconds a worker shows that it is alive. Progress is logged to
@@ -107,7 +107,7 @@ def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]
     groups = param_groups(model, Run(model), proxy.optimizer, lr=best.lr, **proxy.settings)
     constants = {key: value for key, value in groups[0].items() if key not in ("params", "lr_factor")}
     sizes = [axis.base for entry in runs.plan.tensors.values() for axis in entry.axes if axis.grows]
-    sigma: float | dict[str, Any] | None = best.noise
+    sigma: float | dict[str, Any] | None = None if settings.by_units else best.noise
     rise = None
     if settings.scheme == "t":
         sigma = run.provenance["noise"]["sigmas"]
@@ -142,6 +142,7 @@ def recipe_of(worker: Worker, now: StudyStatus, results: Mapping[str, LegResult]
         tried=_tried(now, settings, results),
         cost=_cost(now, settings, results),
         remarks=remarks,
+        by="units" if settings.by_units else "copies",
     )
     return replace(recipe, remarks=(*remarks, *recipe.differences()))
 

@@ -10,6 +10,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from fractions import Fraction
 from math import isclose, isfinite
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..files.strict import parse_json, read_regular, refuse_malformed
 from ..frozen import freeze_mappings
 from ..models.names import parameter_names, resolve
 from ..noise.auto import AutoNoise
-from ..noise.kinds import MupNoise, Noise, PairedNoise
+from ..noise.kinds import MupNoise, NewUnits, Noise, PairedNoise
 from ..optimizers.settings import in_units, same_setting
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
@@ -52,7 +53,7 @@ class TensorGrowth:
         return {
             name: TensorGrowth(
                 entry.base_shape if reference is None else reference[entry.sources[0]].base_shape,
-                tuple(f"{axis.role} x{axis.k}" if axis.grows else "-" for axis in entry.axes),
+                tuple(map(_growth_of, entry.axes)),
                 str(entry.fold),
             )
             for name, entry in plan.tensors.items()
@@ -73,7 +74,7 @@ class Recipe:
     constants: Mapping[str, Any]
     """lr, weight_decay, eps, … of the wide run, as written at the reference."""
     sigma: float | Mapping[str, Any] | None
-    """σ̄ of the noise, one for all tensors or one for each; None where `rise` is given."""
+    """σ̄ of the noise, one for all tensors or one for each; None where `rise` is given, and by new units."""
     k: int
     tensors: Mapping[str, TensorGrowth]
     """The tensors of the proxy: their names show its depth, their shapes its reference, their axes its growth."""
@@ -100,6 +101,8 @@ class Recipe:
     tried: Sequence[Mapping[str, Any]] = field(default=())
     cost: Mapping[str, Any] = field(default_factory=dict)
     remarks: Sequence[str] = field(default=())
+    by: str = "copies"
+    """How the proxy grew: "copies", which noise parts, or "units", whose rates alone are tuned."""
 
     def __post_init__(self) -> None:
         freeze_mappings(self)
@@ -111,11 +114,13 @@ class Recipe:
 
     @property
     def noise(self) -> Noise | AutoNoise:
-        """The noise, at the reference, or the rise of the loss by which its size is chosen on the base.
+        """The noise, at the reference, the rise of the loss by which its size is chosen on the base, or what wakes new units.
 
         >>> Recipe("torch.optim.AdamW", {"lr": 1e-3}, None, k=2, tensors={}, rise=0.05).noise
         AutoNoise(rise=0.05, untrained=None, steps=None)
         """
+        if self.by == "units":
+            return NewUnits()
         if self.rise is not None:
             return AutoNoise(self.rise)
         assert self.sigma is not None
@@ -136,7 +141,11 @@ class Recipe:
 
     def as_json(self) -> dict[str, Any]:
         """The recipe as plain values, in the form of its JSON."""
-        return {"format": FORMAT, **asdict(self)}
+        told = asdict(self)
+        return {
+            "format": FORMAT,
+            **({key: told[key] for key in told if key != "by"} if self.by == "copies" else told),
+        }
 
     def save(self, path: str | Path) -> None:
         """Write the recipe to a file, which `read` reads back."""
@@ -169,9 +178,10 @@ class Recipe:
             made = Recipe(
                 **{key: value if key == "tensors" else _READ[key](value) for key, value in entry.items()}
             )
-            if (made.sigma is None) == (made.rise is None):
+            given = (made.sigma is not None) + (made.rise is not None)
+            if given != {"copies": 1, "units": 0}.get(made.by):
                 raise MupscaleError(
-                    "this is not a recipe: expected one of sigma and rise, the other null",
+                    'this is not a recipe: expected one of sigma and rise, the other null; by "units" neither',
                     code="recipe.sigma_or_rise",
                 )
             if made.rise is not None and not made.rise > 0:
@@ -389,6 +399,17 @@ def settings_at(
                 yield settings if name is None else in_units(row, settings, since[name], back=True)
 
 
+def _growth_of(axis: Axis) -> str:
+    """How one dimension grows, whatever its size.
+
+    >>> [_growth_of(Axis.parse(text)) for text in ("in: 4x2", "in: 4+4", "out: 8")]
+    ['in x2', 'in 2 by units', '-']
+    """
+    if axis.padded:
+        return f"{axis.role} {Fraction(axis.wide, axis.base)} by units"
+    return f"{axis.role} x{axis.k}" if axis.grows else "-"
+
+
 def _growth(grown: TensorGrowth) -> str:
     text = ", ".join(grown.axes)
     return text if grown.fold == "1" else f"{text} (fold {grown.fold})"
@@ -437,7 +458,7 @@ def _maybe(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 _READ: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("k", "units", "width", "reference", "steps", "wide_steps", "seed"), typed.whole),
-    **dict.fromkeys(("optimizer", "plan"), typed.text),
+    **dict.fromkeys(("optimizer", "plan", "by"), typed.text),
     **dict.fromkeys(("base_lr", "loss", "control"), _maybe(typed.number)),
     "constants": lambda value: {name: _constant(part) for name, part in typed.named(value).items()},
     "sigma": _maybe(_sigma),

@@ -26,7 +26,7 @@ def add_to(verbs: Any) -> None:
     noisy = ("./base ./wide -k 2", "./base ./wide -k 2 --by copies --noise auto")
     more = "Streamed, with the optimizer state of a Trainer; run the same command again to resume."
     frees = "mupscale upscale lets it use its new width."
-    units = "Without options by new units, which change no output; --noise or --recipe part copies instead."
+    units = "Without options by new units, which change no output; --noise parts copies instead."
     for name, text, about, examples in (
         ("grow", exact, f"{frees} {more}", kept),
         ("upscale", grown, f"{units} {more}", noisy),
@@ -67,7 +67,10 @@ def _add_waking(verb: argparse.ArgumentParser) -> None:
         f"tuned size auto, or {DEFAULT_NOISE} where the model does not fit into memory",
     )
     waking.add_argument(
-        "--recipe", type=path, metavar="FILE", help="noise as mupscale tune found it, instead of --noise"
+        "--recipe",
+        type=path,
+        metavar="FILE",
+        help="the rate, and by copies the noise, as mupscale tune found them",
     )
     waking.add_argument(
         "--train-steps",
@@ -111,10 +114,11 @@ def _add_writing(verb: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     _check(chosen)
-    if _wakes(chosen):
+    recipe = None if chosen.recipe is None else _recipe(chosen.recipe)
+    if _wakes(chosen, recipe):
         chosen.by = "units"
     goal = goal_of(chosen)
-    request, share = _request(chosen, goal), _share(chosen.share)
+    request, share = _request(chosen, goal, recipe), _share(chosen.share)
     from .. import grow as grow
 
     return grow.run(chosen, request, share)
@@ -147,27 +151,29 @@ def _check(chosen: argparse.Namespace) -> None:
         parse_noise(chosen.noise, chosen.train_steps)
 
 
-def _wakes(chosen: argparse.Namespace) -> bool:
+def _wakes(chosen: argparse.Namespace, recipe: Recipe | None) -> bool:
     """Whether new units are asked for, which `upscale` wakes: where nothing is said that parts copies."""
-    if chosen.verb_name != "upscale" or chosen.recipe is not None or chosen.by == "copies":
+    if chosen.verb_name != "upscale" or chosen.by == "copies":
         return False
+    if recipe is not None:
+        return recipe.by == "units"
     return chosen.noise is None or parse_noise(chosen.noise, chosen.train_steps)[0] in READERS
 
 
-def _request(chosen: argparse.Namespace, goal: Goal) -> Request:
+def _request(chosen: argparse.Namespace, goal: Goal, recipe: Recipe | None) -> Request:
     from ...checkpoints.request import SHARD_BYTES, Request, parse_dtype
 
-    waking = WAKING if _wakes(chosen) else None
+    noise = WAKING if recipe is None and _wakes(chosen, recipe) else None
     request = Request(
         goal,
-        noise=waking if chosen.noise is None else parse_noise(chosen.noise, chosen.train_steps),
+        noise=noise if chosen.noise is None else parse_noise(chosen.noise, chosen.train_steps),
         seed=chosen.seed,
         dtype=None if chosen.dtype is None else parse_dtype(chosen.dtype),
         shard_bytes=chosen.shard_size or SHARD_BYTES,
         export=chosen.export,
         state=not chosen.no_state,
         optimizer=chosen.optimizer,
-        recipe=None if chosen.recipe is None else _recipe(chosen.recipe),
+        recipe=recipe,
         trust_base=chosen.trust_base,
         declared=declared(chosen),
     )

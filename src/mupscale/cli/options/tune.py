@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ...errors import Fault, raise_faults
-from ...rules.schemes import TUNED
+from ...families.config.goal import Way
+from ...rules.schemes import RISE, SCHEMES, TUNED, UNITS
 from ...studies.command import Command
 from ...studies.settings import Settings
 from .verb import add_verb, option
@@ -22,8 +23,8 @@ _HELP = {
     "reference": "width at which constants are written down (default: the proxy's); for a target that was trained without "
     "μP, the target's",
     "lrs": "learning rates of the proxy base, at the reference (default: a range that suits the optimizer)",
-    "noises": "noise sizes; zero is always included",
-    "scheme": f"what the sizes are: {', '.join(f'{s.size} ({s.name})' for s in TUNED.values())}",
+    "noises": "by copies: noise sizes; zero is always included",
+    "scheme": f"by copies: what the sizes are: {', '.join(f'{s.size} ({s.name})' for s in TUNED.values())}",
     "factors": "learning rates after growth, as multiples of the base's best",
     "halving": "train every point to its end instead of successive halving",
     "rungs": "fractions of the steps at which successive halving compares runs",
@@ -41,13 +42,14 @@ def add_to(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "tune",
-        "tune noise and learning rate on a small pair, and write the recipe for large ones",
+        "tune the learning rate after growth on a small pair, and write the recipe for large ones",
         "The pair is made from a Hugging Face directory of a language model, whose weights are not read, or by a Python "
         "file. Settings of a directory that are not given follow from it; --dry-run shows them. Start it once per worker; "
         "run it again to continue.",
         examples=(
             "./base --data text.jsonl",
             "./base --data text.jsonl --dry-run",
+            "./base --data text.jsonl --by copies",
             "proxy.py --width 128 -k 2 --steps 400",
             "proxy.py --width 128 -k 2 --steps 400 --storage postgresql://user@host/database --folder /shared/tuning",
         ),
@@ -59,6 +61,12 @@ def add_to(verbs: Any) -> None:
         help="a Hugging Face directory, or a Python file with build(width) and train(run, steps, report)",
     )
     _add_text(verb)
+    verb.add_argument(
+        "--by",
+        choices=get_args(Way),
+        help="how the proxy grows: by new units, whose rates are tuned, or by copies, whose noise is tuned too (default: units, "
+        "or copies with --noises or --scheme)",
+    )
     _add_settings(verb)
     verb.add_argument(
         "--storage",
@@ -131,7 +139,7 @@ def _add_settings(verb: Any) -> None:
         (read, metavar), default = _READ[kind], field.default
         if default is MISSING:
             text += "; needed for a file"
-        elif default is not None:
+        elif default is not None and default != "":
             value = ",".join(f"{v:g}" for v in default) if isinstance(default, tuple) else default
             text += f" (default: {value})"
         choices = tuple(TUNED) if name == "scheme" else None
@@ -149,11 +157,16 @@ def run(chosen: argparse.Namespace) -> int:
     given = {name: getattr(chosen, name) for name in _HELP if getattr(chosen, name) is not None}
     directory = chosen.proxy.is_dir()
     raise_faults("this study cannot be run", _faults(chosen, given, directory))
+    command = Command(str(chosen.proxy), _words(chosen, given))
+    if chosen.by == "units":
+        given["scheme"] = UNITS.name
+    elif chosen.by == "copies":
+        given.setdefault("scheme", RISE.name if directory else next(iter(SCHEMES)))
     if not directory:
         Settings(**given)
     from .. import tune
 
-    return tune.run(chosen, given, Command(str(chosen.proxy), _words(chosen, given)))
+    return tune.run(chosen, given, command)
 
 
 def _words(chosen: argparse.Namespace, given: Mapping[str, Any]) -> dict[str, str | None]:
@@ -166,7 +179,7 @@ def _words(chosen: argparse.Namespace, given: Mapping[str, Any]) -> dict[str, st
             found[option(name)] = (
                 ",".join(repr(v).removesuffix(".0") for v in value) if isinstance(value, list) else str(value)
             )
-    others = {name: getattr(chosen, name) for name in ("data", "context", "batch", "device", "study")}
+    others = {name: getattr(chosen, name) for name in ("by", "data", "context", "batch", "device", "study")}
     return found | {
         f"--{name}": str(value) for name, value in others.items() if value not in (None, "mupscale")
     }

@@ -1,4 +1,4 @@
-"""A Lightning checkpoint at the wide end: weights and optimizer state in new units, everything else as it was.
+"""A Lightning checkpoint at the wide end: weights and optimizer state, each in their units, everything else as it was.
 
 Works in memory, the whole file at once, and reads it with `weights_only=True`. Groups and schedulers keep the
 reference constants, so `trainer.fit(ckpt_path=...)` loads the result; `LightningCallback` then trains it in units.
@@ -27,6 +27,7 @@ from ...optimizers.positions import CLAIM, named_orders
 from ...optimizers.read import Names, parts, read_positions
 from ...optimizers.write import write_positions
 from ...plans.direction import Direction
+from ...plans.ends import expect_proved
 from ...plans.plan import Plan
 from ...plans.tensor_plan import TensorPlan
 from ...rules.optimizer_rule import OptimizerRule
@@ -54,7 +55,9 @@ def grow_lightning_checkpoint(
 ) -> None:
     """Write the checkpoint from which `trainer.fit(wide_model, ckpt_path=out)` continues.
 
-    Without `noise` it trains exactly like the base; with it, weights have the bits of `mu.upscale` with the same seed.
+    With a plan by new units, `mu.infer_plan(base, wide, by="units", loss=loss)`, and `noise=mu.NewUnits()` it is what `mu.upscale`
+    makes: the new units are awake, the loss is the base's, and weights have the bits of `mu.upscale` with the same seed. Without
+    `noise` it trains exactly like the base.
 
     `prefix` is what the LightningModule puts before the plan's names. An optimizer is known from what it keeps, unless
     named in `optimizer_classes`. One made from `self.parameters()`, or from named parameters, needs nothing more; for others
@@ -80,6 +83,7 @@ def grow_lightning_checkpoint(
     early, history = None, Provenance()
     if KEY in described:
         early, history = plans_in(path)[1], Provenance.from_json(record_in(path))
+    expect_proved(plan, prove)
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     whole = plan.rename(lambda name: prefix + name)
     raise_few(f"{printable(str(path))} cannot be widened", _unknown_tensors(checkpoint))
@@ -87,7 +91,7 @@ def grow_lightning_checkpoint(
     wide = {**checkpoint, _WEIGHTS: grow_state_dict(weights, whole, prove=prove), _STATES: []}
     direction, told = Direction(whole), {}
     if noise is not None:
-        own = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+        own = {name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)}
         found = resolve_noise(
             own, noise, plan=plan, seed=unused_seed(seed, early, history.seeds), since=early
         )

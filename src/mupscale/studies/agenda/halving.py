@@ -175,13 +175,19 @@ class Agenda:
     """Whether the best point still lies on an edge at the end of the sweep."""
     steps: int
     """How many steps the sweep takes, as far as is known."""
+    growing: bool = False
+    """Whether the best point is sought among those that grow: zero noise is a control alone."""
 
     @property
     def best(self) -> Point | None:
         """The point of least loss; None while the sweep is running, or if every point diverged."""
-        if self.open or not self.top:
-            return None
-        return min(self.top, key=lambda p: (self.top[p], p.lr, p.noise or 0))
+        return None if self.open else _best(self.top, self.growing)
+
+
+def _best(top: Mapping[Point, float], growing: bool) -> Point | None:
+    """The point of least loss; with `growing` among those that are no control. None if there is none."""
+    points = [point for point in top if not (growing and point.is_control)]
+    return min(points, key=lambda p: (top[p], p.lr, p.noise or 0), default=None)
 
 
 def grid_agenda(
@@ -191,6 +197,7 @@ def grid_agenda(
     ladder: Ladder,
     extend: int,
     largest: float = inf,
+    growing: bool = False,
 ) -> Agenda:
     """A grid, extended at most `extend` times beyond the edge on which the best point lies, noise up to `largest`.
 
@@ -212,11 +219,11 @@ def grid_agenda(
         points += new
         top |= reached
         if missing:
-            return Agenda(tuple(missing), top, tuple(points), False, steps)
-        best = min(top, key=lambda p: (top[p], p.lr, p.noise or 0), default=None)
+            return Agenda(tuple(missing), top, tuple(points), False, steps, growing)
+        best = _best(top, growing)
         grown = sorted({p.lr for p in points}), list(dict.fromkeys(p.noise for p in points))
         new = [] if best is None else beyond(best, *grown, largest)
         if not new:
             break
     # Points that are left over lie beyond an edge.
-    return Agenda((), top, tuple(points), bool(new), steps)
+    return Agenda((), top, tuple(points), bool(new), steps, growing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...rules.schemes import TUNED
+from ...rules.schemes import STUDIED
 from ...text import columns
 from ..settings import Settings
 from .grid import Point, points_of
@@ -32,7 +32,7 @@ class Outlook:
         first = settings.base_ladder.steps_for(points_of(lrs, (None,)))
         rates = settings.factors
         control = settings.wide_ladder.steps_for([Point(rate, 0.0) for rate in rates])
-        noisy = settings.wide_ladder.steps_for(points_of(rates, [n for n in settings.noises if n]))
+        noisy = settings.wide_ladder.steps_for(points_of(rates, settings.sizes))
         both = min(EQUAL_STEPS, settings.after) if settings.control_at_base else 0
         stay = 0 if settings.stay_steps is None else settings.steps + 2 * settings.stay_steps
         at_base = control if settings.control_at_base else 0
@@ -43,6 +43,9 @@ def described(settings: Settings, tokens: int | None = None) -> str:
     """The study as text; `tokens` are those of one step, where they are known."""
     look = Outlook.of(settings)
     wide = settings.k * settings.width
+    how = "by new units, and the base at the same rates"
+    if not settings.by_units:
+        how = f"noise {_list([0.0, *settings.sizes])} ({STUDIED[settings.scheme].size})"
     rows = [
         (f"width {settings.width:,}", f"{look.narrow:,} steps", _flops(settings, 0, look.narrow)),
         (f"width {wide:,}", f"{look.wide:,} steps", _flops(settings, 1, look.wide)),
@@ -50,8 +53,7 @@ def described(settings: Settings, tokens: int | None = None) -> str:
     lines = [
         f"proxy: width {settings.width:,} -> {wide:,} (k = {settings.k}), constants written at width {settings.at:,}",
         f"base:  {settings.steps:,} steps, learning rates {_list(settings.lrs or ())}",
-        f"grown: {settings.after:,} steps, {_list(settings.factors)} times the best of them, noise "
-        f"{_list([0.0, *(n for n in settings.noises if n)])} ({TUNED[settings.scheme].size})",
+        f"grown: {settings.after:,} steps, {_list(settings.factors)} times the best of them, {how}",
     ]
     if look.stay:
         lines.append(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import Fault, MupscaleError
-from ...rules.schemes import TUNED
+from ...rules.schemes import STUDIED
 from ..settings import Settings
 from .grid import Point
 from .halving import Agenda, Ladder, Leg, Results, grid_agenda
@@ -106,9 +106,12 @@ def base_agenda(settings: Settings, results: Results) -> Agenda:
 
 
 def wide_agenda(settings: Settings, best: Point, results: Results) -> Agenda:
-    """The second sweep: noise and learning rate of the upscaled proxy, zero noise always among them."""
+    """The second sweep: noise and learning rate of the upscaled proxy, zero noise always among them.
+
+    By new units it is a sweep over rates, and zero noise, the base that is trained on, is never its best point.
+    """
     rates = tuple(best.lr * factor for factor in settings.factors)
-    noises = tuple(dict.fromkeys((0.0, *sorted(settings.noises))))
+    noises = (0.0, *dict.fromkeys(sorted(settings.sizes)))
     return _agenda(settings, rates, noises, results, settings.wide_ladder)
 
 
@@ -119,7 +122,9 @@ def _agenda(
     results: Results,
     ladder: Ladder,
 ) -> Agenda:
-    return grid_agenda(lrs, noises, results, ladder, settings.extend, TUNED[settings.scheme].largest)
+    largest = STUDIED[settings.scheme].largest
+    growing = settings.by_units and 0.0 in noises
+    return grid_agenda(lrs, noises, results, ladder, settings.extend, largest, growing)
 
 
 def study_status(settings: Settings, results: Mapping[str, LegResult]) -> StudyStatus:

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from ...budgets.stock_flops import counted_step
 from ...errors import Fault, raise_faults
 from ...families.batches import loss_of_batch
-from ...families.config.goal import Goal
+from ...families.config.goal import Goal, Way
 from ...families.config.grown import grown
 from ...families.config.multipliers import EVERY
 from ...families.config.narrow import divisors, hidden_size, narrowed
@@ -112,8 +112,8 @@ class StockFamily:
             model: nn.Module = self.cls(self.config_at(width))
         return model.eval()
 
-    def plan(self, base: int, wide: int) -> Plan:
-        """The plan between two widths, proved on a small copy; from a wider to a narrower one it holds units only."""
+    def plan(self, base: int, wide: int, by: Way = "copies") -> Plan:
+        """The plan between two widths, proved on a small copy; from a wider to a narrower one it holds constants only."""
         if base > wide:
             return backward(self.plan(wide, base))
         from transformers.utils import logging
@@ -121,7 +121,7 @@ class StockFamily:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             config = as_data(self.config_at(base))
-            return family_plan(config, wide // base, architecture=self.cls.__name__).plan
+            return family_plan(config, wide // base, by=by, architecture=self.cls.__name__).plan
         finally:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 

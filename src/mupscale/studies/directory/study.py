@@ -12,7 +12,7 @@ from ...errors import Fault, raise_faults
 from ...families.config.narrow import proxy_width
 from ...families.models import on_meta
 from ...machine import free_memory
-from ...rules.schemes import RISE
+from ...rules.schemes import RISE, UNITS
 from ...runs.growth_record import read_about
 from ..proxy import Proxy
 from ..settings import Settings
@@ -22,17 +22,17 @@ from .text import TextData, check_enough, read_text
 DEFAULTS: Mapping[str, Any] = {
     "k": 2,
     "steps": 200,
-    "scheme": RISE.name,
     "lrs": tuple(1 / n for n in (2048, 1024, 512, 256, 128, 64)),
     "rungs": (0.5,),
-    "noises": (0.05, 0.1, 0.2),
     "factors": (0.5, 1.0, 2.0),
     "extend": 1,
 }
-"""Settings of a study whose proxy is made from a directory, unless others are given. Noise is a rise of the loss, because
-the weights of a base that was trained elsewhere need not have the sizes that the proxy's weights have. Rates are compared at
-half of the steps and not earlier: the rate has decayed to zero before growth, so in the first steps after it the lowest
-rate always looks best."""
+"""Settings of a study whose proxy is made from a directory, unless others are given. Rates are compared at half of the steps
+and not earlier: the rate has decayed to zero before growth, so in the first steps after it the lowest rate always looks
+best."""
+NOISE: Mapping[str, Any] = {"scheme": RISE.name, "noises": (0.05, 0.1, 0.2)}
+"""More of them where noise is tuned. It is a rise of the loss, because the weights of a base that was trained elsewhere need not
+have the sizes that the proxy's weights have."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,12 @@ def directory_study(
             "these sequences are too long",
             [Fault("data.sequences_too_long", "--context", what, f"write {limit} or less")],
         )
-    chosen = {"width": proxy_width(family.config), "reference": family.width, **DEFAULTS, **given}
+    usual = (
+        DEFAULTS
+        if given.get("scheme", UNITS.name) == UNITS.name and "noises" not in given
+        else {**DEFAULTS, **NOISE}
+    )
+    chosen = {"width": proxy_width(family.config), "reference": family.width, **usual, **given}
     settings = Settings(**chosen)
     widths = (settings.width, settings.k * settings.width)
     _check_memory(family)

@@ -11,7 +11,7 @@ from math import inf
 
 from matplotlib.figure import Figure
 
-from ...rules.schemes import TUNED
+from ...rules.schemes import STUDIED
 from ...training.recipe import Recipe
 from .bars import Bars
 from .html import card, folded, notes, page, pair, picture, table, tag
@@ -156,7 +156,7 @@ def _second(known: Known, gallery: Gallery, prefix: str) -> list[str]:
     sweep = known.wide
     if sweep is None:
         return [tag("h3", "Sweep 2"), tag("p", "Noise and learning rate are tuned when sweep 1 is done.")]
-    name = TUNED[known.settings.scheme].label
+    name = STUDIED[known.settings.scheme].label
     states = [tried.state for tried in sweep.tried]
     counts = "; ".join(
         f"{states.count(s)} {s}" for s in ("finished", "stopped", "diverged", "open") if s in states
@@ -230,7 +230,10 @@ def _recipe(known: Known) -> str:
         ("batch", str(recipe.batch if recipe.batch is not None else "not given")),
         ("schedule", str(recipe.schedule or "none")),
         ("loss", loss_text(recipe.loss)),
-        ("continued without noise", loss_text(recipe.control)),
+        (
+            "the base, trained on" if recipe.by == "units" else "continued without noise",
+            loss_text(recipe.control),
+        ),
     ]
     sigmas = [(str(n), _sigma(v)) for n, v in sigma.items()] if isinstance(sigma, Mapping) else []
     parts = [tag("h3", "The recipe"), table(("constant, at the reference", "value"), rows)]
@@ -241,6 +244,8 @@ def _recipe(known: Known) -> str:
 
 
 def _noise(recipe: Recipe) -> str:
+    if recipe.by == "units":
+        return "none: it grows by new units"
     if recipe.rise is not None:
         return f"its size is measured on each base: the loss rises by {recipe.rise:g} of what was learned"
     sigma = recipe.sigma

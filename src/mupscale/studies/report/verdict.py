@@ -83,6 +83,7 @@ class _Seeds:
 
     def __init__(self, group: Sequence[Known], stored_here: bool) -> None:
         done, self.left, self.bare = dict[int, Known](), list[str](), False
+        self.units = group[0].settings.by_units
         for known in sorted(group, key=lambda known: known.settings.seed):
             seed = known.settings.seed
             compared = any(loss < inf for t, loss in _ended(known) if t.point.is_control)
@@ -91,7 +92,7 @@ class _Seeds:
                 continue
             why = f"seed {seed} is there already" if seed in done else known.status
             if known.done and not compared:
-                why, self.bare = "every run without noise diverged", True
+                why, self.bare = f"every run {self._without()} diverged", True
             self.left.append(f"{known.folder} is not counted: {why}.")
         self.group, self.done = group, list(done.values())
         self.noisy, self.plain = (
@@ -108,22 +109,40 @@ class _Seeds:
         status = self.group[0].status
         if not self.done and self.bare:
             return Verdict(
-                "None: every run without noise diverged, so there is nothing to compare.", self.left
+                f"None: every run {self._without()} diverged, so there is nothing to compare.", self.left
             )
         if not self.done:
             step = "Continue it with the command that began it." if self.group[0].unfinished else ""
             return Verdict(f"None yet: {status}.", (), step)
         if all(loss == inf for losses in self.noisy for loss in losses.values()):
-            return Verdict("Noise is not worth it here: every run with noise diverged.", self.left)
+            which = "grown run" if self.units else "run with noise"
+            return Verdict(f"{self._who()} is not worth it here: every {which} diverged.", self.left)
         return self._decided() if len(self.done) >= LEAST else self._too_few()
+
+    def _who(self) -> str:
+        """What the sweep compares with the base that is trained on: copies and noise, or new units."""
+        return "Growing" if self.units else "Noise"
+
+    def _without(self) -> str:
+        return "that does not grow" if self.units else "without noise"
 
     def _decided(self) -> Verdict:
         noise, point, first = gains(self.noisy, self.plain), chosen(self.noisy), self.done[0]
         stay = [{leg.point: r.loss for leg, r in known.stay.items() if r is not None} for known in self.done]
-        head = _told("Noise is worth it", "Noise is not worth it here", "Not decided", "noise", noise)
+        who, at = self._who(), " at equal steps" if self.units else ""
+        head = _told(
+            f"{who} is worth it{at}",
+            f"{who} is not worth it{at or ' here'}",
+            "Not decided",
+            who.lower(),
+            noise,
+        )
+        chosen_by, choice = (
+            ("rate", "") if self.units else ("noise and rate", f"noise {point.noise:.4g} and ")
+        )
         facts = [
-            f"{len(noise.each)} of {len(self.done)} seeds are judged, each at the noise and rate that the seeds before it "
-            f"choose. All together choose noise {point.noise:.4g} and rate {point.lr:.4g}."
+            f"{len(noise.each)} of {len(self.done)} seeds are judged, each at the {chosen_by} that the seeds before it "
+            f"choose. All together choose {choice}rate {point.lr:.4g}."
         ]
         worth, growth = {noise.worth}, Gains(())
         if all(stay):
@@ -141,7 +160,8 @@ class _Seeds:
             return Verdict(head, facts, f"{step}:", [self.command.applied(near.folder, near.settings.k)])
         if False in worth:
             after = str(2 * first.settings.after)
-            instead = "Grow without noise" if growth.worth else "Train the base on without growing"
+            apart = growth.worth and not self.units
+            instead = "Grow without noise" if apart else "Train the base on without growing"
             step = f"{instead}, or see what twice the steps after growth give"
             if self.command is not None and "--data" in self.command.options:
                 step += " (a text that is too short for them is refused)"
@@ -162,14 +182,17 @@ class _Seeds:
         for known, noisy, plain in zip(self.done, self.noisy, self.plain, strict=True):
             best, least = chosen([noisy]), min(plain.values())
             if noisy[best] == inf:
-                facts.append(f"Seed {known.settings.seed}: every run with noise diverged.")
+                which = "grown run" if self.units else "run with noise"
+                facts.append(f"Seed {known.settings.seed}: every {which} diverged.")
                 continue
             size = f"{abs(least - noisy[best]):.3g} {'lower' if noisy[best] < least else 'higher'}"
             count = len({point.noise for point in noisy})
             chance = f" It is the best of {count} noises, so part of it is chance." if count > 1 else ""
+            grown, than = f"noise {best.noise:.4g} ends", "no noise"
+            if self.units:
+                grown, than = f"new units at rate {best.lr:.4g} end", "the base, trained on for as many steps"
             facts.append(
-                f"Seed {known.settings.seed}: noise {best.noise:.4g} ends at {noisy[best]:.4g}, {size} than no noise "
-                f"({least:.4g}).{chance}"
+                f"Seed {known.settings.seed}: {grown} at {noisy[best]:.4g}, {size} than {than} ({least:.4g}).{chance}"
             )
             losses = {leg.how: r.loss for leg, r in known.stay.items() if r is not None}
             if losses:
@@ -178,6 +201,8 @@ class _Seeds:
 
     def _late(self) -> list[str]:
         """A sentence where the first losses after growth are higher with noise than without."""
+        if self.units:
+            return []
         rises = []
         for known in self.done:
             curves = {t.point: t.curve[0][1] for t, _ in _ended(known) if t.curve}

@@ -72,7 +72,7 @@ def upscale(
     Warm the rate up afterwards, `rewarm_(run, GrowthSchedule(steps))`: optimizers that count steps once for all entries take
     large steps on new ones at first.
     `by="copies"` is the method of the paper: every unit is copied, and `noise` parts the copies, which costs some loss at
-    first. `noise` and `recipe` are sizes of this noise, so either of them implies `by="copies"`;
+    first. `noise` is the size of this noise, so it implies `by="copies"`; a `recipe` grows in the way in which it was tuned.
     `noise=NewUnits(readers="random")` chooses what new units read.
 
     `lr` is the learning rate now, right after growth; None keeps the base's. `peak_lr` is the rate that a carried
@@ -96,7 +96,8 @@ def upscale(
     True
     """
     start = base if isinstance(base, Run) else Run(base)
-    copies = by == "copies" or recipe is not None or not isinstance(noise, NewUnits | None)
+    sizes = recipe.noise if isinstance(recipe, Recipe) else noise
+    copies = by == "copies" or not isinstance(sizes, NewUnits | None)
     waking: Noise | AutoNoise = (AutoNoise() if copies else NewUnits()) if noise is None else noise
     faults = _unusable(start, waking if recipe is None else noise, lr, peak_lr, recipe, seed, loss)
     ways = Ways(by or ("copies" if copies else "units"), centred=True)
