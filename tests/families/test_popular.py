@@ -144,9 +144,12 @@ def test_a_refusal_names_what_can_grow_alone(name):
 )
 def test_a_refusal_of_new_units_names_copies_where_they_were_proved(monkeypatch, by, proved, codes):
     tried = []
-    monkeypatch.setattr(
-        process, "_is_proved", lambda request, **changed: tried.append(changed) or changed == proved
-    )
+
+    def is_proved(request, **changed):
+        tried.append(changed)
+        return changed == proved
+
+    monkeypatch.setattr(process, "_is_proved", is_proved)
     found = process._nearest({"by": by, "multipliers": "2", "to": None, "export": None})
     assert [fault.code for fault in found] == codes
     assert all(fault.remedy == "write --by copies" for fault in found if fault.code == "goal.copies_can_grow")

@@ -57,6 +57,9 @@ class Ways:
     >>> ways = Ways("units", frozenset({(4, 8)}))
     >>> str(ways.grow(4, 8)), str(ways.grow(6, 12)), str(Ways("padded").grow(4, 10)), str(Ways().grow(4, 10))
     ('4x2', '6+6', '4x2+2', '4x5/2')
+    >>> heads = Ways("units", copied_blocks=frozenset({(16, 32)}))        # 2 heads of 8, and 16 single units
+    >>> str(heads.grow(2, 4, 8)), str(heads.grow(16, 32))
+    ('2x2', '16+16')
     """
 
     by: By = "copies"
