@@ -7,8 +7,10 @@
 
 What happens to a type, and what its line must show, `harness/popular.py` says. The last line is
 `types=T exact=E ffn_only=F refused=R crashed=C slow=S`; the exit code is 1 when a line does not show what it must, or a
-verdict differs from the stored one. By units the counts are of types that grow by units in every width, by units and
-copies (mixed), or by copies alone, and of those whose loss moves when they wake (jumps).
+verdict differs from the stored one. By units it is
+`types=T units=U mixed=M copies=C refused=R jumps=J crashed=X slow=S silent=N`: types that grow by units in every width, by units
+and copies, or by copies alone; those that are refused, of which each is tried by copies; those whose loss moves when they wake; and
+those that are accepted and not exact.
 """
 
 from __future__ import annotations
@@ -24,7 +26,18 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from harness.evidence import is_of, key_of
-from harness.popular import STORED, STORED_UNITS, faults, in_part, measured, stored, summary, towers_of, wrong
+from harness.popular import (
+    STORED,
+    STORED_UNITS,
+    faults,
+    in_part,
+    measured,
+    stored,
+    summary,
+    towers_of,
+    wrong,
+    wrong_units,
+)
 from harness.popular_types import POPULAR
 from harness.program import Outcome, option, run
 from mupscale.families.config.multipliers import TOWERS
@@ -57,12 +70,10 @@ def measure(chosen: argparse.Namespace) -> Outcome:
             file.write_text(text, encoding="utf-8")
         elif line["verdict"] != before.get(name, line)["verdict"]:
             failed.append(f"{name} was {before[name]['verdict']} and is {line['verdict']}")
-    if by == "units":
-        failed += [
-            f"{n}: {line['why']}" for n, line in lines.items() if line["verdict"] in ("crashed", "slow")
-        ]
-    elif whole:
-        failed += faults(lines)
+    if whole:
+        failed += faults(lines, by)
+    elif by == "units":
+        failed += [f"{n}: {what}" for n, line in lines.items() for what in wrong_units(line)]
     else:
         failed += [f"{n}: {what}" for n, line in lines.items() for what in wrong(line, towers_of(cases[n]))]
     if grown := [line["towers"] for line in lines.values() if "towers" in line]:

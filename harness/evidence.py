@@ -49,7 +49,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "loops": (*GROWTH, "harness/loops"),
     **dict.fromkeys(("growth", "growth_words", "public_models", "families_wide"), FAMILIES),
     "families": (*FAMILIES, "harness/family_configs.py"),
-    "families_popular": FAMILIES,
+    **dict.fromkeys(("families_popular", "families_popular_units"), FAMILIES),
     **dict.fromkeys(("faults", "kill_and_resume", "norms", "scale_70b", "storage"), JOBS),
     "hostile": (*JOBS, "families", "cli"),
     **dict.fromkeys(("real_models", "same_bits"), CHECKPOINTS),
@@ -68,6 +68,7 @@ A name is a room of the package, or a path from the root of the repository.
 FILES = {
     "benchmarks/zoo.jsonl": "zoo",
     "benchmarks/families_popular.jsonl": "families_popular",
+    "benchmarks/families_popular_units.jsonl": "families_popular",
     "benchmarks/families_wide.json": "families_wide",
     "benchmarks/public_models_found.json": "public_models",
     "docs/optimizers.json": "optimizers",

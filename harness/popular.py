@@ -15,6 +15,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,9 @@ STORED = Path(__file__).parents[1] / "benchmarks" / "families_popular.jsonl"
 STORED_UNITS = STORED.with_name("families_popular_units.jsonl")
 VERDICTS: Mapping[Way, tuple[str, ...]] = {
     "copies": ("exact", "ffn_only", "refused", "crashed", "slow"),
-    "units": ("units", "mixed", "copies", "jumps", "refused", "crashed", "slow"),
+    "units": ("units", "mixed", "copies", "refused", "jumps", "crashed", "slow", "silent"),
 }
+UNITS_GROW = ("units", "mixed")
 SECONDS, MEMORY = 60, 3 << 30
 """What one type may take. Whoever waits longer for an answer takes the tool for broken; small copies need below 1 GiB."""
 UNITS_SECONDS = 180
@@ -55,6 +57,8 @@ CONTROL = 1e-6
 """What the control, steps with units left unscaled, must be off by: far above the rounding of float64."""
 EXACT = 105
 """The fewest types that grow exactly in all their widths."""
+UNITS = 95
+"""The fewest types that grow by new units, in every width or in some of them beside copies."""
 REMEDIES = ("by nature", "write -k ")
 """What a refusal says: that nothing helps, or what to type instead."""
 Line = dict[str, Any]
@@ -160,7 +164,8 @@ def by_units(case: Case) -> Line:
     try:
         family = prove(family_plan(raw, 2, by="units"), STEPS)
     except MupscaleError as refusal:
-        return {"verdict": "refused", "code": refusal.code, "why": " ".join(str(refusal).split())}
+        why = " ".join(str(refusal).split())
+        return {"verdict": "refused", "code": refusal.code, "why": why, "tried": _tried(raw)}
     worst = max(family.evidence.worst_gradient, family.evidence.worst_step, stepped(family))
     ways: dict[str, dict[str, None]] = {"units": {}, "copies": {}}
     for axis in (axis for entry in family.plan.tensors.values() for axis in entry.axes if axis.grows):
@@ -176,11 +181,19 @@ def by_units(case: Case) -> Line:
         "trials": family.evidence.trials,
     }
     return {
-        "verdict": verdict if exact else "jumps" if worst <= BOUND else "crashed",
+        "verdict": verdict if exact else "jumps" if worst <= BOUND else "silent",
         **found,
         **seen,
         "why": "",
     }
+
+
+def _tried(raw: Mapping[str, Any]) -> dict[str, float]:
+    """What grows by copies where new units are refused: `-k 2`, or else `-k ffn=2`, with its largest error."""
+    for multipliers in ("2", "ffn=2"):
+        with suppress(MupscaleError):
+            return {multipliers: _grown(raw, multipliers)[0]}
+    return {}
 
 
 def _grown(raw: Mapping[str, Any], multipliers: str) -> tuple[float, Evidence]:
@@ -237,16 +250,43 @@ def summary(lines: Iterable[Line], by: Way = "copies") -> str:
     return f"types={sum(counts.values())} {told}"
 
 
-def faults(lines: Mapping[str, Line]) -> list[str]:
+def faults(lines: Mapping[str, Line], by: Way = "copies") -> list[str]:
     """What the lines of all types do not show as they must, one sentence each."""
     cases = {case.name: case for case in POPULAR}
     found = [f"{name}: not measured" for name in cases if name not in lines]
     found += [f"{name}: not a type of the list" for name in lines if name not in cases]
     for name, line in lines.items():
-        found += [f"{name}: {what}" for what in wrong(line, towers_of(cases[name]) if name in cases else ())]
-    if (exact := sum(line["verdict"] == "exact" for line in lines.values())) < EXACT:
-        found.append(f"{exact} types are exact, expected {EXACT}")
+        towers = towers_of(cases[name]) if name in cases else ()
+        found += [
+            f"{name}: {what}" for what in (wrong(line, towers) if by == "copies" else wrong_units(line))
+        ]
+    good, least, what = (
+        (("exact",), EXACT, "exact") if by == "copies" else (UNITS_GROW, UNITS, "grown by units")
+    )
+    if (count := sum(line["verdict"] in good for line in lines.values())) < least:
+        found.append(f"{count} types are {what}, expected {least}")
     return found
+
+
+def wrong_units(line: Line) -> Iterator[str]:
+    """What a line of new units does not show as it must."""
+    verdict, why = line["verdict"], line["why"]
+    if verdict == "refused":
+        if not why:
+            yield "refused without a reason"
+        if not all(error <= BOUND for error in line.get("tried", {}).values()):
+            yield f"what was tried by copies is off: {line['tried']}"
+        if not line.get("tried") and REMEDIES[0] not in why:
+            yield f"refused, not by nature, and nothing by copies is exact: {why}"
+    elif verdict not in (*UNITS_GROW, "copies"):
+        yield f"{verdict}: {why}"
+    else:
+        if not line.get("worst", inf) <= BOUND:
+            yield f"asleep off by {line.get('worst')}, expected at most {BOUND}"
+        if not line.get("jump", inf) <= BOUND:
+            yield f"the loss moves by {line.get('jump')} when it wakes, expected at most {BOUND}"
+        if not line.get("control", 0.0) > CONTROL:
+            yield f"the control is off by {line.get('control')} only, so the proof shows nothing"
 
 
 def wrong(line: Line, towers: tuple[str, ...]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from mupscale.families.types.rows import ROWS
 
 pytest.importorskip("transformers")
 
+from mupscale.families import process
 from mupscale.families.copy.images import beside_text, images
 from mupscale.families.copy.losses import batch_for
 from mupscale.families.models import config_from, factory, model_class, quiet
@@ -129,6 +130,30 @@ def test_a_refusal_names_what_can_grow_alone(name):
     with pytest.raises(mu.MupscaleError) as caught:
         plan_in_process({**raw_of("gpt2"), "n_head": 3}, 2, steps=2)
     assert "goal.ffn_can_grow_alone" not in caught.value.codes
+
+
+@pytest.mark.parametrize(
+    ("by", "proved", "codes"),
+    [
+        ("units", {"by": "copies"}, ["goal.copies_can_grow"]),
+        ("units", {"multipliers": "ffn=2"}, ["goal.ffn_can_grow_alone"]),
+        ("copies", {"multipliers": "ffn=2"}, ["goal.ffn_can_grow_alone"]),
+        ("copies", {"by": "copies"}, []),
+        ("units", {}, []),
+    ],
+)
+def test_a_refusal_of_new_units_names_copies_where_they_were_proved(monkeypatch, by, proved, codes):
+    tried = []
+
+    def is_proved(request, **changed):
+        tried.append(changed)
+        return changed == proved
+
+    monkeypatch.setattr(process, "_is_proved", is_proved)
+    found = process._nearest({"by": by, "multipliers": "2", "to": None, "export": None})
+    assert [fault.code for fault in found] == codes
+    assert all(fault.remedy == "write --by copies" for fault in found if fault.code == "goal.copies_can_grow")
+    assert tried, "a remedy is tried before it is named"
 
 
 @pytest.mark.parametrize("name", ["llava", "idefics3", "qwen3_vl"])

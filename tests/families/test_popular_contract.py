@@ -4,7 +4,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from harness.popular import faults, stored, summary
+from harness.popular import STORED_UNITS, VERDICTS, faults, stored, summary
+from harness.popular_types import POPULAR
 
 GOOD = stored()
 
@@ -64,3 +65,38 @@ def test_types_that_are_missing_or_unknown_are_found():
 def test_too_few_exact_types_are_found():
     few = {n: {**line, **refused("by nature")} for n, line in GOOD.items()}
     assert faults(few) == ["0 types are exact, expected 105"]
+
+
+UNITS = {"verdict": "units", "worst": 1e-14, "jump": 0.0, "control": 0.1, "why": ""}
+TRIED = {"verdict": "refused", "why": "no plan", "tried": {"2": 1e-14}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"verdict": "copies"}, None),
+        ({"verdict": "silent"}, "silent"),
+        ({"verdict": "jumps", "jump": 1e-3}, "jumps"),
+        ({"worst": 1e-9}, "asleep off by 1e-09"),
+        ({"jump": 1e-9}, "moves by 1e-09"),
+        ({"jump": float("nan")}, "moves by nan"),
+        ({"control": 1e-12}, "control is off by 1e-12"),
+        (TRIED, None),
+        ({**TRIED, "why": ""}, "without a reason"),
+        ({**TRIED, "tried": {"2": 1e-3}}, "is off: {'2': 0.001}"),
+        ({**TRIED, "tried": {}}, "nothing by copies is exact"),
+    ],
+)
+def test_a_wrong_line_of_new_units_is_found(fields, said):
+    lines = {case.name: UNITS for case in POPULAR}
+    assert faults(lines, "units") == []
+    found = faults({**lines, "llama": {**UNITS, **fields}}, "units")
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+
+
+def test_too_few_types_by_new_units_are_found():
+    few = {case.name: {**UNITS, "verdict": "copies"} for case in POPULAR}
+    assert faults(few, "units") == ["0 types are grown by units, expected 95"]
+    assert summary(few.values(), "units").startswith("types=115 units=0 mixed=0 copies=115 refused=0 jumps=0")
+    assert {line["verdict"] for line in stored(STORED_UNITS).values()} <= set(VERDICTS["units"])

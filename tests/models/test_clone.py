@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import mupscale as mu
 from harness.refusals import refused
 from mupscale.models.clone import copied
+from mupscale.models.float64 import lifted_casts
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(0))
 
@@ -135,3 +136,24 @@ def test_connections_between_ranks_are_shared_wherever_a_model_keeps_them():
     assert twin.groups[0].tensor is connection
     with pytest.raises(TypeError):
         copy.deepcopy(connection)
+
+
+@dataclass
+class Sizes:
+    """A configuration that refuses to name one size for all layers, as those of transformers with layers of unlike sizes do."""
+
+    head: int = 8
+
+    def __getattribute__(self, name):
+        if name == "head":
+            raise RuntimeError("it differs from layer to layer")
+        return super().__getattribute__(name)
+
+
+def test_a_copy_where_casts_are_lifted_looks_at_nothing_that_was_copied_before():
+    model = nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2)).double()
+    vars(model[0])["sizes"] = Sizes()
+    with lifted_casts(model):
+        twin: Any = copied(model)
+    assert "head" in vars(twin[0].sizes)
+    assert twin[1].running_mean is not model[1].running_mean

@@ -155,31 +155,33 @@ def _proved(request: Mapping[str, Any], centred: bool) -> FamilyPlan:
 
 
 def _nearest(request: Mapping[str, Any]) -> list[Fault]:
-    """What grows instead, as a remedy that was planned and proved: the feed-forward layers alone."""
+    """What grows instead, as a remedy that was planned and proved: all of it by copies, or the feed-forward layers alone."""
+    if request["by"] == "units" and _is_proved(request, by="copies"):
+        what = "the same sizes can grow by copies of the units that are there"
+        return [Fault("goal.copies_can_grow", "--by", what, "write --by copies")]
+    try:
+        asked = parse_multipliers(request["multipliers"])
+    except MupscaleError:
+        return []
+    multipliers = f"ffn={max(asked.values())}"
+    already = asked.keys() <= {"ffn"} or max(asked.values()) == 1
+    if request["to"] or request["export"] or already or asked.keys() & set(TOWERS):
+        return []
+    if not _is_proved(request, multipliers=multipliers):
+        return []
+    what = "its feed-forward layers can grow alone"
+    return [Fault("goal.ffn_can_grow_alone", "-k", what, f"write -k {multipliers}")]
+
+
+def _is_proved(request: Mapping[str, Any], **changed: Any) -> bool:
+    """Whether a request with some fields changed has a plan that passes its proof."""
     from .plan import family_plan
     from .prove import prove
 
+    asked = {**request, **changed}
+    names = ("config", "multipliers", "to", "by", "architecture", "export", "stored")
     try:
-        asked = parse_multipliers(request["multipliers"])
-        multipliers = f"ffn={max(asked.values())}"
-        already = asked.keys() <= {"ffn"} or max(asked.values()) == 1
-        if request["to"] or request["export"] or already or asked.keys() & set(TOWERS):
-            return []
-        family = family_plan(
-            request["config"],
-            multipliers,
-            by=request["by"],
-            architecture=request["architecture"],
-            stored=request["stored"],
-        )
-        prove(family, request["steps"])
+        prove(family_plan(**{name: asked[name] for name in names}), request["steps"])
     except Exception:  # whatever stops it, it is no remedy
-        return []
-    return [
-        Fault(
-            "goal.ffn_can_grow_alone",
-            "-k",
-            "its feed-forward layers can grow alone",
-            f"write -k {multipliers}",
-        )
-    ]
+        return False
+    return True

@@ -38,10 +38,10 @@ _OWN_DTYPES = ("torch.optim.", "torch.amp.")
 """torch's optimizers and its GradScaler require float32 for their counters and scales. Weights, gradients and moments
 are float64 already, so nothing in them is lifted."""
 _KEEP_OPERANDS = {
-    "backward", "grad", "batch_norm", "instance_norm", "swap_tensors", "set_",
+    "backward", "grad", "batch_norm", "instance_norm", "swap_tensors", "set_", "__deepcopy__",
 }  # fmt: skip
-"""Functions whose arguments must be the tensors themselves: autograd looks for them in its graph, and norms write
-their running statistics into them."""
+"""Functions whose arguments must be the tensors themselves: autograd looks for them in its graph, norms write
+their running statistics into them, and a deep copy notes in one of them all that was copied before."""
 _KEEP_PLACES = {
     *_KEEP_OPERANDS, "__get__", "__set__", "requires_grad_", "detach", "detach_", "retain_grad", "register_hook",
     "register_post_accumulate_grad_hook",

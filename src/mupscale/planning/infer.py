@@ -202,7 +202,11 @@ def find_plan(
             sizes = ways.copied | error.sizes
             raise_faults("these sizes can grow neither by new units nor by copies", _not_whole(error, sizes))
             # Where no space shows that zeros do not pass through it, all of them grow by copies.
-            ways, before = replace(ways, copied=sizes) if sizes != ways.copied else COPIES, error
+            more = replace(ways, copied=sizes)
+            if error.code == "search.new_units_never_learn" and not error.sizes <= ways.copied_blocks:
+                # Heads in which zeros meet zeros; single units of the same sizes may still have zeros.
+                more = replace(ways, copied_blocks=ways.copied_blocks | error.sizes)
+            ways, before = more if more != ways else COPIES, error
 
 
 def _deeper(base: Make, wide: Make, loss: Loss, fresh: Make | None) -> Found | None:

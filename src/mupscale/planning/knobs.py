@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
@@ -20,6 +21,7 @@ from typing import Any
 
 from torch import nn
 
+from ..errors import MupscaleError
 from ..models.kinds import is_norm
 from ..models.names import pattern_of
 from ..rules.axes import Axis, Layout, Role
@@ -167,10 +169,36 @@ def layout_knobs(draft: Draft, everywhere: bool = False) -> Iterator[Knob]:
         layouts: list[Layout] = [*blocks, 1] if heads else [1, *blocks]
         if everywhere:
             parts = parts_with_units(draft, entry, dim)
-            layouts = [*parts, *layouts] if heads else [*layouts, *parts]
+            # What is written and read at one size, as the heads between q_proj and o_proj, is probably no row of parts.
+            whole = not heads or _is_passed_on(draft, entry, dim)
+            layouts = [*layouts, *parts] if whole else [*parts, *layouts]
             layouts += fused_layouts(entry, dim, found[name], draft.ways)
         usable = [b for b in layouts if all(_fits(draft, n, d, b) for n, d in axes)]
-        yield [Setting(layouts=per_name(axes, b)) for b in usable]
+        yield [Setting(layouts=per_name(axes, b)) for b in _unlike(draft, axes, usable)]
+
+
+def _is_passed_on(draft: Draft, entry: DraftEntry, dim: int) -> bool:
+    """Whether a parameter of another role has an axis of the same two sizes: one of them writes what the other reads."""
+    sizes, role = (entry.base_shape[dim], entry.wide_shape[dim]), (entry.roles or {}).get(dim)
+    return any(
+        (other.base_shape[d], other.wide_shape[d]) == sizes and its not in (None, role)
+        for other in draft.entries.values()
+        for d, its in (other.roles or {}).items()
+    )
+
+
+def _unlike(draft: Draft, axes: list[tuple[str, int]], layouts: list[Layout]) -> list[Layout]:
+    """The layouts without those that put every unit where an earlier one does: zeros behind 4 blocks of 8, or behind 32 units."""
+    found: dict[object, Layout] = {}
+    for layout in layouts:
+        axis: object = layout
+        with suppress(MupscaleError):  # a layout that does not fit is tried, and its error reported
+            axis = [
+                Axis.between(e.base_shape[d], e.wide_shape[d], None, layout, draft.ways)
+                for e, d in ((draft.entries[name], d) for name, d in axes)
+            ]
+        found.setdefault(repr(axis), layout)
+    return list(found.values())
 
 
 def paired_knobs(draft: Draft) -> Iterator[Knob]:

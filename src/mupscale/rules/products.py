@@ -57,11 +57,16 @@ class Ways:
     >>> ways = Ways("units", frozenset({(4, 8)}))
     >>> str(ways.grow(4, 8)), str(ways.grow(6, 12)), str(Ways("padded").grow(4, 10)), str(Ways().grow(4, 10))
     ('4x2', '6+6', '4x2+2', '4x5/2')
+    >>> heads = Ways("units", copied_blocks=frozenset({(16, 32)}))        # 2 heads of 8, and 16 single units
+    >>> str(heads.grow(2, 4, 8)), str(heads.grow(16, 32))
+    ('2x2', '16+16')
     """
 
     by: By = "copies"
     copied: frozenset[tuple[int, int]] = frozenset()
     """Base and wide sizes of spaces that cannot have zeros."""
+    copied_blocks: frozenset[tuple[int, int]] = frozenset()
+    """The same of spaces whose blocks, as heads are, cannot have zeros."""
     centred: bool = False
     """Whether new channels of a space that norms subtract the mean of may carry the mean of the others. Outputs are exact
     then, and training is not the base's, asleep or awake."""
@@ -74,8 +79,9 @@ class Ways:
             )
 
     def grow(self, size: int, goal: int, block: int = 1) -> Factor:
-        """The factor that takes `size` blocks to `goal`. Blocks, as heads are, may have zeros at any size."""
-        by = "copies" if block == 1 and (size, goal) in self.copied else self.by
+        """The factor that takes `size` blocks to `goal`. Blocks, as heads are, may have zeros where single units may not."""
+        copied = (size * block, goal * block) in (self.copied if block == 1 else self.copied_blocks)
+        by = "copies" if copied else self.by
         copies = 1 if by == "units" else goal // size
         if by == "copies" or goal <= size or goal == size * copies:
             return Factor(size, Fraction(goal, size))

@@ -48,6 +48,17 @@ Place = tuple[str, int]
 Sizes = frozenset[tuple[int, int]]
 """Sizes of growing axes, in the base and in the wide model."""
 _ROUNDED = 1e-2  # the number may have been rounded to bfloat16
+_FILLED = (
+    "zeros_like",
+    "new_zeros",
+    "ones_like",
+    "new_ones",
+    "full_like",
+    "new_full",
+    "empty_like",
+    "new_empty",
+)
+"""Functions that take the shape of a tensor and none of its numbers."""
 _PRODUCTS = ("mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply")
 _TEST = 1.7
 """A factor that no code multiplies by."""
@@ -377,6 +388,8 @@ class _Walk:
             call = self.trace.calls[at]
             ends = call.path in self.norms and not _returns_its_input(call)
             weights = [] if ends else self.weights(call)
+            if call.name in _FILLED:
+                continue
             yield call, weights
             # What is added to a table of positions, which no batch makes, is written too.
             if not ends and (not weights or _adds(call)):
