@@ -11,7 +11,8 @@
 
 Words are separated by one space; the last one of "s" and of "m" may hold spaces. A line counts only if it is
 complete, so a crash can only shorten a journal, never make it wrong. Entries of any other kind are passed over. Files and
-objects written by earlier versions have the same lines. Does not know where lines are kept.
+objects written by earlier versions have the same lines, but for norms, which were bound to no bytes and are measured again.
+Does not know where lines are kept.
 """
 
 from __future__ import annotations
