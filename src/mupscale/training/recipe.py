@@ -31,6 +31,8 @@ from ..rules.optimizers import qualified_name, rule_for
 from ..runs.run import Run, since_of
 
 FORMAT = "mupscale recipe 1"
+_FIRST_WAY = ("by", "copies")
+"""Left out where it is stored, because recipes of version 0.2.0 have no other way."""
 _LONGEST = 1 << 26  # bytes; bounds what a foreign file can fill memory with
 _MALFORMED = "this is not a recipe, expected what to_json wrote"
 NO_SCHEDULE = "none"
@@ -132,7 +134,7 @@ class Recipe:
         return {
             name: dict(value) if isinstance(value, Mapping) else value
             for name, value in kept.items()
-            if name not in ("tensors", "tried", "sigma")
+            if name not in ("tensors", "tried", "sigma") and (name, value) != _FIRST_WAY
         }
 
     def to_json(self) -> str:
@@ -141,11 +143,8 @@ class Recipe:
 
     def as_json(self) -> dict[str, Any]:
         """The recipe as plain values, in the form of its JSON."""
-        told = asdict(self)
-        return {
-            "format": FORMAT,
-            **({key: told[key] for key in told if key != "by"} if self.by == "copies" else told),
-        }
+        values = {name: value for name, value in asdict(self).items() if (name, value) != _FIRST_WAY}
+        return {"format": FORMAT, **values}
 
     def save(self, path: str | Path) -> None:
         """Write the recipe to a file, which `read` reads back."""
