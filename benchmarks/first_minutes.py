@@ -6,8 +6,8 @@ for the name in `pip install`, nothing else is changed.
 
 own         a training loop: the README's ten lines and the tutorial; the certificate must be printed as the pages show it
 sharded     a job on many ranks: docs/sharded.md on two ranks of torchrun; `verify_sharded` must certify it
-checkpoint  a stock Trainer stopped at step 20: the README's commands, then docs/continue.md, with noise and without;
-            without, the losses must be the base's, in float32
+checkpoint  a stock Trainer stopped at step 20: the README's commands, then docs/continue.md with new units, whose first loss
+            must be the base's, and asleep, where all of them must be, in float32
 
 Four controls: the README's own lines with plain clipping do not print what it shows; a sharded run that was loaded with noise
 gets no certificate; a command whose extra is missing says in one line what to install; and the Trainer without the
@@ -62,6 +62,7 @@ GREW = """
 assert wide.provenance["proof"], wide.provenance
 assert loss(wide.model) < wide.provenance["loss"]["after"], wide.provenance["loss"]
 """
+ASLEEP = "mupscale upscale", "mupscale grow"
 CLIPS = " torch.nn.utils.clip_grad_norm_(run.model.parameters(), 1e-3);"
 TRAINS = """
 found = [float(step(wide, i).detach()) for i in range(11, 41)]
@@ -175,10 +176,12 @@ class Walk:
         page = f"from owner import args, data\n{python_of(blocks)}"
         self.program("checkpoint", "checkpoint", page)
         grown = losses(room)
+        if not (begins := apart(base[:1], grown[:1])) <= EXACT:
+            raise LookupError(f"the first loss of new units differs from the base's by {begins:.1e}")
         if not sum(grown[-5:]) < sum(grown[:5]):
             raise LookupError(f"the grown checkpoint does not learn: {grown}")
         for line in shell_of(blocks):
-            self.must("checkpoint", shlex.split(line), "exact")
+            self.must("checkpoint", shlex.split(changed(line, *ASLEEP)), "exact")
         shutil.copytree(room.parent / "exact" / "wide", room.parent / "plain" / "wide")
         self.program("checkpoint", "exact", page)
         self.program("control", "plain", changed(page, r", callbacks=\[.*?\]", ""))

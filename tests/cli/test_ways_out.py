@@ -49,7 +49,9 @@ def test_a_refused_growth_is_planned_once(monkeypatch):
 def test_the_feed_forward_layers_are_offered_where_more_was_asked_for(monkeypatch, asked, tried):
     """Control: what was asked for is not offered again, nor what is not exact."""
     calls: list[str] = []
-    monkeypatch.setattr("mupscale.families.plan.family_plan", lambda _, k, **__: calls.append(k))
+    monkeypatch.setattr(
+        "mupscale.families.plan.family_plan", lambda multipliers, **__: calls.append(multipliers)
+    )
     monkeypatch.setattr("mupscale.families.prove.prove", lambda *_: None)
     request = {
         "config": {}, "multipliers": asked, "to": None, "by": "copies", "export": None, "architecture": None,

@@ -21,7 +21,7 @@ def test_the_pages_have_what_each_user_types():
     assert changed(sharded, r"init_process_group\(.*# under torchrun: (.*)", r"\1") != sharded
     trainer = typed("docs/continue.md", "Continue with the Hugging Face Trainer")
     assert "trainer.train(" in python_of(trainer)
-    assert any("mupscale grow" in line for line in shell_of(trainer))
+    assert all(changed(line, "mupscale upscale", "mupscale grow") != line for line in shell_of(trainer))
     with pytest.raises(LookupError, match="nothing to type"):
         typed("README.md", "No such heading")
     with pytest.raises(LookupError, match="0 places"):
