@@ -19,7 +19,6 @@ from ..checkpoints.grow_directory import plan_growth
 from ..checkpoints.request import Request
 from ..checkpoints.state.optimizer_state import has_state, state_bytes
 from ..families.record import FamilyPlan
-from ..families.types.into import experts_are_copies
 from ..files.directory import Directory
 from ..files.floats import FLOATS, TORCH_NAMES
 from ..files.places import item_size
@@ -118,6 +117,8 @@ def _new_experts(family: FamilyPlan) -> list[str]:
     experts = family.goal.to.experts
     if experts is None:
         return []
+    from ..families.types.into import experts_are_copies
+
     if experts_are_copies(experts):
         return [
             f"experts: {experts.number} copies of the dense layer in every block, all of which every token goes to; the training of "

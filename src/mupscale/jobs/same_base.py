@@ -6,6 +6,9 @@ journals and sums. Reads only what no block has used.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from urllib.parse import quote
+
 import numpy as np
 
 from ..errors import Fault, MupscaleError
@@ -15,7 +18,9 @@ from .bytes.blocks import Reader
 from .bytes.fingerprints import GRAIN, Sums, as_text, fingerprint, total
 from .digests import stretch_sums
 from .job import Job
+from .journal.entries import BaseStamp, Measured, read_lines
 from .journal.journals import Journals
+from .partial import EARLIER, partial
 from .work_units import DIGEST_BYTES, Stretch, WorkUnits
 
 
@@ -52,6 +57,23 @@ def base_fingerprints(job: Job, units: WorkUnits, done: Journals) -> dict[str, s
             for grain in np.flatnonzero(~missing).tolist():
                 sums[file][grain] = _grain(job, reader, file, grain)[0]
     return {file.name: as_text(total(0, found)) for file, found in zip(job.sources, sums, strict=True)}
+
+
+def used_by_norms(job: Job, stamps: Mapping[str, str]) -> Iterator[str]:
+    """What norms were measured of, as the journals of a job say it of blocks; those of a base with other stamps are left out."""
+    files = {quote(file.name, safe=""): number for number, file in enumerate(job.sources)}
+    for path in sorted(partial(job.folder).glob(f"{EARLIER}*.log")):
+        try:
+            entries = list(read_lines(path.read_bytes()))
+        except FileNotFoundError:  # another process publishes the output, and has compared them
+            continue
+        found = {entry.name: entry.stamp for entry in entries if isinstance(entry, BaseStamp)}
+        if any(stamps.get(name, stamp) != stamp for name, stamp in found.items()):
+            continue
+        for entry in entries:
+            if isinstance(entry, Measured) and entry.used != "-":
+                parts = [part.split(":", 1) for part in entry.used.split(",")]
+                yield ",".join(f"{files[file]}:{rest}" for file, rest in parts if file in files) or "-"
 
 
 def _grain(job: Job, reader: Reader, file: int, grain: int) -> Sums:

@@ -26,11 +26,10 @@ from .job_check import check_job
 from .journal.entries import BaseStamp, BlockDone, StretchRead
 from .journal.journals import Journals, read_journals
 from .journal.writer import FileSink, JournalWriter
-from .norms.norm_journal import used_by_norms
 from .partial import create, finished_by_another, half_published, is_finished, partial, prepare
 from .progress import Count, Report
 from .publish.publish import publish
-from .same_base import base_fingerprints, output_fingerprints
+from .same_base import base_fingerprints, output_fingerprints, used_by_norms
 from .threads import check_threads, in_threads
 from .work_units import Block, WorkUnits
 

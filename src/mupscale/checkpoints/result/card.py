@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ...families.types.into import experts_are_copies
 from ...runs.growth_record import NAME
 from ..request import Request
 from .train_script import rate_of, writes_text
@@ -38,8 +37,11 @@ def card(about: Mapping[str, Any], base_card: str = "") -> str:
 
 def _new_parts(request: Request) -> str:
     """What the base does not have and `--to` asked for, in words; "" for copies alone."""
-    to = request.goal.to
-    routed = "routers" if to.experts is not None and experts_are_copies(to.experts) else "experts"
+    to, routed = request.goal.to, "experts"
+    if to.experts is not None:
+        from ...families.types.into import experts_are_copies
+
+        routed = "routers" if experts_are_copies(to.experts) else routed
     asked: dict[str, object] = {"blocks": to.layers, routed: to.experts, "units": to.sizes, "words": to.vocab}
     asked |= dict(to.further)
     return " and ".join(name for name, value in asked.items() if value)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
@@ -28,7 +28,6 @@ from ..bytes.base_reader import encoded
 from ..bytes.durable import append, sync_data
 from ..bytes.fingerprints import Sums
 from ..digests import stamped_file
-from ..job import Job
 from ..journal.entries import BaseStamp, Entry, Measured, lines, read_lines
 from ..partial import EARLIER, partial
 
@@ -90,20 +89,3 @@ class NormJournal:
             finally:
                 os.close(descriptor)
             self._stamps = []
-
-
-def used_by_norms(job: Job, stamps: Mapping[str, str]) -> Iterator[str]:
-    """What norms were measured of, as the journals of a job say it of blocks; those of a base with other stamps are left out."""
-    files = {quote(file.name, safe=""): number for number, file in enumerate(job.sources)}
-    for path in sorted(partial(job.folder).glob(f"{EARLIER}*.log")):
-        try:
-            entries = list(read_lines(path.read_bytes()))
-        except FileNotFoundError:  # another process publishes the output, and has compared them
-            continue
-        found = {entry.name: entry.stamp for entry in entries if isinstance(entry, BaseStamp)}
-        if any(stamps.get(name, stamp) != stamp for name, stamp in found.items()):
-            continue
-        for entry in entries:
-            if isinstance(entry, Measured) and entry.used != "-":
-                parts = [part.split(":", 1) for part in entry.used.split(",")]
-                yield ",".join(f"{files[file]}:{rest}" for file, rest in parts if file in files) or "-"
