@@ -200,7 +200,8 @@ def _noise(base: Base, family: FamilyPlan, about: dict[str, Any], threads: int) 
         Fault("growth.noise_differs", where, f"{old} in the record, {new} by the base")
         for where, old, new in _unequal(told, found)
     ]
-    return f"the noise of {len(found['sigmas'])} tensors has the sizes that the base gives", faults
+    sized = {*found["sigmas"], *found.get("woken", ())}
+    return f"the noise of {len(sized)} tensors has the sizes that the base gives", faults
 
 
 def _unequal(told: Any, found: Any, where: str = "noise") -> Iterator[tuple[str, Any, Any]]:
