@@ -17,7 +17,7 @@ from ..files.places import torch_dtype
 from ..jobs.bytes.blocks import raw_bytes
 from ..sharded.source import Source
 from ..storage.location import Location
-from .profiles import Profile
+from .profiles import SINGLE, Profile
 from .snapshot import Filed
 
 _BLOCK = 1 << 20  # entries that are compared at a time
@@ -50,7 +50,7 @@ class Apart:
     def within(self, profile: Profile) -> bool:
         if profile.bits:
             return not self.bits
-        return self.beyond <= profile.size * self.eps * self.size
+        return self.beyond <= profile.sums * min(self.eps, SINGLE) * self.size
 
 
 class Pages:
@@ -144,7 +144,8 @@ def _measure(found: Apart, x: Tensor, y: Tensor, lows: tuple[int, ...], profile:
         found.first = tuple(low + int(i) for low, i in zip(lows, index, strict=True))
     found.differing += count
     gap = (x - y).abs()[unequal].nan_to_num(inf, inf)
-    granted = profile.entry * found.eps * torch.maximum(x.abs(), y.abs())[unequal].nan_to_num(0.0, 0.0)
+    share = profile.entry * found.eps + profile.sums * min(found.eps, SINGLE)
+    granted = share * torch.maximum(x.abs(), y.abs())[unequal].nan_to_num(0.0, 0.0)
     found.gap = max(found.gap, float(gap.max()))
     found.beyond = max(found.beyond, float((gap - granted).max()))
 
