@@ -40,7 +40,8 @@ def trained(tied: bool = True, dtype: torch.dtype = torch.float32) -> Job:
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = SIZES
-    model: Any = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=tied)).to(dtype)
+    model: Any = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=tied))
+    model = model.to(dtype)
     named = dict(model.named_parameters())
     decayed, bare = ([named[n] for n in names] for names in trainer_order(model, {}))
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": bare, "weight_decay": 0.0}]
@@ -73,8 +74,8 @@ def weights(job: Job, folder: Path) -> Path:
 
 def dcp(job: Job, folder: Path, flat: bool = False, model: nn.Module | None = None) -> Path:
     """What torch.distributed.checkpoint writes of one rank."""
-    from torch.distributed.checkpoint import save
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     state = get_optimizer_state_dict(job.model, job.optimizer, options=options)

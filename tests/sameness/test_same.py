@@ -35,7 +35,7 @@ def codes(a, b, profile="strict"):
     return found.verdict, {fault.code for fault in (*found.differences, *found.unknown)}
 
 
-SAME = ("same", set())
+SAME: tuple[str, set[str]] = ("same", set())
 
 
 @pytest.mark.parametrize(("one", "other"), [*combinations(continued.FORMATS, 2)])

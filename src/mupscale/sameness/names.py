@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from .snapshot import Filed, Snapshot, joined, plain_name
 
@@ -107,7 +108,8 @@ def _joined_into(one: Snapshot, parts: list[str], name: str) -> bool:
     for slot in set.intersection(*map(set, states)):
         if (whole := joined([state[slot] for state in states])) is not None:
             one.moments.setdefault(name, {})[slot] = whole
-    for values in (one.steps, one.settings):
+    held_values: tuple[dict[str, Any], ...] = (one.steps, one.settings)
+    for values in held_values:
         own = [values.pop(part, None) for part in parts]
         if own[0] is not None and all(value == own[0] for value in own):
             values[name] = own[0]

@@ -68,13 +68,13 @@ def _settings(a: Snapshot, b: Snapshot, profile: Profile, found: Found) -> None:
             if _matters(key, ours, theirs) and not (
                 key in ours and key in theirs and alike(ours[key], theirs[key], profile)
             ):
-                pair = tuple(_shown(of[key]) if key in of else "nothing" for of in (ours, theirs))
-                differing.setdefault((key, *pair), []).append(name)
+                said = [_shown(of[key]) if key in of else "nothing" for of in (ours, theirs)]
+                differing.setdefault((key, said[0], said[1]), []).append(name)
         found.count("groups' settings")
-    for (key, one, other), held in differing.items():
-        what = f"{printable(key)} is {one} in A, {other} in B, for {len(held)} tensors"
+    for (key, first, second), held in differing.items():
+        what = f"{printable(key)} is {first} in A, {second} in B, for {len(held)} tensors"
         fault = Fault("same.setting_differs", printable(few(held)), what, EFFECTS.get(key, OTHER_SETTING))
-        known = key in NEEDED or "nothing" not in (one, other)
+        known = key in NEEDED or "nothing" not in (first, second)
         (found.differences if known else found.unknown).append(fault)
     for side, one, other in (("A", a, b), ("B", b, a)):
         if lost := [name for name in one.settings if name not in other.settings]:

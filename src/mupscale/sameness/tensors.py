@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import inf, prod
+from math import inf, prod, sqrt
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class Apart:
     @property
     def size(self) -> float:
         """The root mean square of the first tensor."""
-        return (self.squares / max(self.entries, 1)) ** 0.5
+        return sqrt(self.squares / max(self.entries, 1))
 
     def within(self, profile: Profile) -> bool:
         if profile.bits:
