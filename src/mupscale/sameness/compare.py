@@ -65,8 +65,15 @@ def compare(
     both, found = matched(a, b), Found()
     found.notes += both.notes
     found.unknown += _unread(both)
-    if not both.both:
-        what = f"no tensor has a name in both, such as {printable(few(sorted(both.a.names) or ['nothing']))} in A"
+    if a.stacked != b.stacked:
+        what = "one of them holds the layers of a block in one tensor, the other one layer by layer"
+        found.unknown.append(Fault("same.layers_stacked", printable(str(b.path)), what))
+    elif (
+        2 * len(both.both) < min(len(one.weights.keys() | one.masters.keys()) for one in (both.a, both.b))
+        or not both.both
+    ):
+        names = printable(few(sorted(both.a.names) or ["nothing"]))
+        what = f"{len(both.both)} tensors have a name in both; A has {names}"
         found.unknown.append(Fault("same.no_name_fits", printable(str(b.path)), what))
     else:
         with Pages() as pages:

@@ -32,7 +32,8 @@ def compare_values(a: Snapshot, b: Snapshot, profile: Profile, found: Found) -> 
 
 def _steps(a: Snapshot, b: Snapshot, found: Found) -> None:
     apart_by: dict[tuple[float | None, float | None], list[str]] = {}
-    for name in (name for name in a.moments if name in b.moments):
+    held = {**b.moments, **b.steps}
+    for name in (name for name in {**a.moments, **a.steps} if name in held):
         pair = a.steps.get(name), b.steps.get(name)
         if None not in pair:
             found.count("step counts")

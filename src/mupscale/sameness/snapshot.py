@@ -95,6 +95,8 @@ class Snapshot:
     counters: dict[str, Any] = field(default_factory=dict)
     """What the job counts, such as its step, and other values."""
     random: dict[str, Any] = field(default_factory=dict)
+    stacked: bool = False
+    """Whether one tensor holds the layers of a block."""
     unknown: list[Fault] = field(default_factory=list)
     """What could not be read."""
 

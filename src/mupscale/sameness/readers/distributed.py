@@ -134,7 +134,7 @@ def megatron_snapshot(path: Location) -> Snapshot:
     if is_fsdp_dtensor(path):
         return _fsdp_snapshot(path)
     told = read_torch_dist(path)
-    found = Snapshot(told.path, "Megatron torch_dist checkpoint")
+    found = Snapshot(told.path, "Megatron torch_dist checkpoint", stacked=True)
     for key, tensor in told.stored.tensors.items():
         slot, _, name = key.removeprefix(STATE).partition(".")
         if key.startswith(STATE) and name:
@@ -143,7 +143,12 @@ def megatron_snapshot(path: Location) -> Snapshot:
             found.random[key] = Filed.of(told.path, tensor)
         else:
             found.weights[key] = Filed.of(told.path, tensor)
-    for at, group in enumerate(groups_in(told.common.get("optimizer")) or ()):
+    optimizer = told.common.get("optimizer")
+    inner = optimizer.get("optimizer", optimizer) if isinstance(optimizer, dict) else None
+    state = inner.get("state") if isinstance(inner, dict) else None
+    if isinstance(state, dict) and "common_step" in state:
+        found.steps = dict.fromkeys(found.moments, float(state["common_step"]))
+    for at, group in enumerate(groups_in(optimizer) or ()):
         found.add_group(list(map(str, group.get("param_names") or [f"group {at}"])), group)
     found.schedule = dict(flat(told.common.get("opt_param_scheduler") or {}))
     if "iteration" in told.common:
