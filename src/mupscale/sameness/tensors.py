@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from ..files.places import torch_dtype
-from ..jobs.bytes.blocks import raw_bytes
 from ..sharded.source import Source
 from ..storage.location import Location
 from .profiles import SINGLE, Profile
 from .snapshot import Filed
 
-_BLOCK = 1 << 20  # entries that are compared at a time
+_BLOCK = 1 << 18  # entries that are compared at a time
 _SMALL = 1 << 24  # entries; only of such tensors is it looked for how they differ
 
 
@@ -120,7 +119,7 @@ def apart(a: Filed, b: Filed, pages: Pages, profile: Profile, rounds: bool = Fal
     coarse = max(kinds, key=lambda kind: torch.finfo(kind).eps if kind.is_floating_point else 0.0)
     for lows, shape in blocks(a.shape):
         x, y = pages.read(a, lows, shape), pages.read(b, lows, shape, 1)
-        if kinds[0] == kinds[1] and raw_bytes(x) == raw_bytes(y):
+        if kinds[0] == kinds[1] and _equal_bytes(x, y):
             if not profile.bits:
                 found.squares += float(x.double().square().sum()) if x.is_floating_point() else 0.0
             continue
@@ -129,6 +128,17 @@ def apart(a: Filed, b: Filed, pages: Pages, profile: Profile, rounds: bool = Fal
         _measure(found, x, y, lows, profile)
         found.bits = found.bits or kinds[0] == kinds[1] or found.differing > 0
     return found
+
+
+def _equal_bytes(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors have the same bytes, compared in words of 8 where that many bytes make them up.
+
+    >>> _equal_bytes(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])), _equal_bytes(torch.ones(3), torch.ones(3))
+    (False, True)
+    """
+    ours, theirs = (t.reshape(-1).view(torch.uint8) for t in (x, y))
+    word = torch.int64 if ours.numel() % 8 == 0 else torch.uint8
+    return torch.equal(ours.view(word), theirs.view(word))
 
 
 def _measure(found: Apart, x: Tensor, y: Tensor, lows: tuple[int, ...], profile: Profile) -> None:
