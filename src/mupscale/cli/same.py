@@ -6,11 +6,11 @@ import argparse
 import json
 
 from ..jobs.progress import shown_progress
-from ..sameness.same import same
+from ..sameness.same import reported
 
 
 def run(chosen: argparse.Namespace) -> int:
     with shown_progress("comparing", chosen.quiet) as report:
-        found = same(chosen.a, chosen.b, profile=chosen.profile, threads=chosen.threads, on_progress=report)
+        found = reported(chosen.a, chosen.b, chosen.profile, chosen.threads, report)
     print(json.dumps(found.json(), indent=2) if chosen.json else found)
     return found.status

@@ -6,7 +6,7 @@ Knows: what a run consists of, and which difference is one. Reads tensors throug
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from threading import Lock
 
@@ -20,17 +20,12 @@ from ..jobs.threads import in_threads
 from .names import Matched, matched
 from .other_values import compare_values
 from .profiles import STRICT, Profile
-from .report import Same
+from .report import Found, Same
 from .snapshot import UNNAMED, Filed, Snapshot
 from .tensors import Apart, Pages, apart, resemblance
 from .values import OTHER_SLOT, SLOTS, few
 
 _LOOKED_AT = 8  # differing tensors of which it is looked for how they differ
-_KINDS = {
-    "weights": ("same.weight_differs", "the two models compute different functions"),
-    "masters": ("same.master_differs", "training goes on from these copies, so from different weights"),
-    "moments": ("same.moment_differs", "the next steps of these tensors differ"),
-}
 
 
 @dataclass(frozen=True)
@@ -43,19 +38,6 @@ class Task:
     b: Filed
     rounds: bool = False
     """Whether the finer one is rounded first, because copies that are not rounded are compared as well."""
-
-
-@dataclass
-class Found:
-    """What a comparison has found so far."""
-
-    compared: dict[str, int] = field(default_factory=dict)
-    differences: list[Fault] = field(default_factory=list)
-    unknown: list[Fault] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def count(self, what: str, many: int = 1) -> None:
-        self.compared[what] = self.compared.get(what, 0) + many
 
 
 def compare(
@@ -223,10 +205,15 @@ def _measure(tasks: list[Task], profile: Profile, threads: int, report: Report |
 
 
 def _fault(task: Task, measured: Apart, like: str) -> Fault:
-    code, effect = _KINDS[task.kind]
     dtypes = "" if task.a.dtype == task.b.dtype else f", {task.a.dtype} in A and {task.b.dtype} in B"
     where = f"first at {measured.first}, by up to {measured.gap:.3g} (root mean square {measured.size:.3g})"
     what = f"{measured.differing} of {measured.entries} entries differ, {where}{dtypes}"
     if not measured.differing:
         what = "its bytes differ in zeros with a sign or in payloads of NaN"
-    return Fault(code, printable(task.name), f"{what}; {like}" if like else what, effect)
+    what, name = f"{what}; {like}" if like else what, printable(task.name)
+    if task.kind == "weights":
+        return Fault("same.weight_differs", name, what, "the two models compute different functions")
+    if task.kind == "masters":
+        effect = "training goes on from these copies, so from different weights"
+        return Fault("same.master_differs", name, what, effect)
+    return Fault("same.moment_differs", name, what, "the next steps of these tensors differ")

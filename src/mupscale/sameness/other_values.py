@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import Fault
 from ..files.strict import printable
 from .profiles import STRICT, Profile
+from .report import Found
 from .snapshot import STEP, Filed, Snapshot, Unread
 from .tensors import Pages, apart
 from .values import CLASS, EFFECTS, HOW, NEEDED, OTHER_SETTING, alike, few
-
-if TYPE_CHECKING:
-    from .compare import Found
 
 _RANDOM = "dropout and the order of data are drawn anew: another run of the same kind, not the same run"
 _SCHEDULE = "the schedule starts from its beginning, with its warm-up"

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Fault
 
 _SHOWN = 20
 """Findings of one kind that are printed; JSON has all of them."""
+
+
+@dataclass
+class Found:
+    """What a comparison has found so far."""
+
+    compared: dict[str, int] = field(default_factory=dict)
+    differences: list[Fault] = field(default_factory=list)
+    unknown: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def count(self, what: str, many: int = 1) -> None:
+        self.compared[what] = self.compared.get(what, 0) + many
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ def same(
     *,
     profile: str = "strict",
     threads: int = 1,
-    on_progress: Report | None = None,
 ) -> Same:
     """Whether two checkpoints, of the same or of different formats, continue the same run: the result is true or false.
 
@@ -37,10 +36,21 @@ def same(
     >>> bool(resaved), changed.verdict, [fault.code for fault in changed.differences]
     (True, 'different', ['same.weight_differs'])
     """
+    return reported(a, b, profile, threads)
+
+
+def reported(
+    a: Location | Path | str,
+    b: Location | Path | str,
+    profile: str,
+    threads: int,
+    report: Report | None = None,
+) -> Same:
+    """The same with a callback for progress."""
     chosen = profile_of(profile)
     check_threads(threads)
     with system_errors():
-        return compare(read_snapshot(a), read_snapshot(b), chosen, threads, on_progress)
+        return compare(read_snapshot(a), read_snapshot(b), chosen, threads, report)
 
 
 def assert_same_run(a: Location | Path | str, b: Location | Path | str, *, profile: str = "strict") -> None:
