@@ -61,6 +61,7 @@ TOPICS = {
     "recipe": "Recipes that a study found.",
     "report": "Reports of studies.",
     "run": "Runs: a model with its optimizers and schedules.",
+    "same": "Whether two checkpoints continue the same run; what a difference does to training stands where others say what to write.",
     "scale": "Factors that multiply tensors.",
     "schedule": "Schedules of settings.",
     "search": "Searching for a layout.",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import mupscale as mu
-from harness import trainer
+from harness import continued, trainer
 from harness.trainer import Trained
 from mupscale.studies.settings import Settings
 
@@ -158,8 +158,18 @@ def tuning(folder: Path, trained: Trained) -> Names:
     return {}
 
 
+def same(folder: Path, trained: Trained) -> Names:
+    """One run as the Trainer, torch.distributed.checkpoint and save_pretrained store it."""
+    trainer.silence()
+    job = continued.trained()
+    continued.trainer(job, folder / "run" / "checkpoint-3")
+    continued.dcp(job, folder / "converted")
+    continued.weights(job, folder / "exported")
+    return {}
+
+
 PREPARED: dict[str, Callable[[Path, Trained], Names]] = {
     "README.md": one_checkpoint, "checkpoints.md": checkpoints, "coming_from.md": one_checkpoint,
     "continue.md": going_on, "cost.md": cost, "experts.md": experts, "growth.md": growth, "index.md": index,
-    "words.md": growth, "schedules.md": going_on, "tuning.md": tuning,
+    "words.md": growth, "same.md": same, "schedules.md": going_on, "tuning.md": tuning,
 }  # fmt: skip

@@ -91,7 +91,7 @@ def test_a_refused_request_is_one_message_and_exit_code_2(capsys):
 
 def test_the_verbs_are_those_of_the_readme():
     assert list(VERBS) == [
-        "plan", "grow", "upscale", "check", "tune", "report", "cost", "demo", "doctor",
+        "plan", "grow", "upscale", "check", "same", "tune", "report", "cost", "demo", "doctor",
     ]  # fmt: skip
     for name in VERBS:
         assert name in parser().format_help()

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "src" / "mupscale"
 ORDER = [
     "rules", "tensors", "storage", "files", "models", "plans", "optimizers", "runs", "noise", "proofs", "planning",
-    "training", "families", "jobs", "formats", "checkpoints", "sharded", "trainers", "budgets", "studies", "cli",
+    "training", "families", "jobs", "formats", "checkpoints", "sharded", "sameness", "trainers", "budgets", "studies", "cli",
 ]  # fmt: skip
 INNER = {
     "planning": ["facts", "search"],

@@ -45,6 +45,7 @@ HELP = [
             "grow",
             "upscale",
             "check",
+            "same",
             "tune",
             "report",
             "cost",

@@ -11,7 +11,7 @@ from ..errors import MupscaleError
 from ..version import __version__
 from .options.verb import Help, Parser, shown
 
-VERBS = ("plan", "grow", "upscale", "check", "tune", "report", "cost", "demo", "doctor")
+VERBS = ("plan", "grow", "upscale", "check", "same", "tune", "report", "cost", "demo", "doctor")
 """In the order of the help. A module of `options/` imports no torch before it has accepted them."""
 _TOGETHER = {"upscale": "grow"}
 """Verbs whose options are in the module of another."""
@@ -23,6 +23,7 @@ first steps:
   mupscale plan ./base -k 2               show what would grow; nothing is written
   mupscale upscale ./base ./wide -k 2     grow a Hugging Face directory, at the loss of the base
   mupscale check ./wide --base ./base     prove what was written
+  mupscale same ./before ./after          show whether a resumed or converted run is the same
   mupscale VERB --help                    show options and examples of a verb
 
 exit status: 0 done and every check holds, 1 a check failed, 2 usage or a refused request"""

@@ -1,0 +1,16 @@
+"""`mupscale same`: do two checkpoints continue the same run? Exit status 0 the same, 1 different, 2 cannot tell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from ..jobs.progress import shown_progress
+from ..sameness.same import reported
+
+
+def run(chosen: argparse.Namespace) -> int:
+    with shown_progress("comparing", chosen.quiet) as report:
+        found = reported(chosen.a, chosen.b, chosen.profile, chosen.threads, report)
+    print(json.dumps(found.json(), indent=2) if chosen.json else found)
+    return found.status

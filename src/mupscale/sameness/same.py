@@ -1,0 +1,66 @@
+"""`mu.same` and `mu.assert_same_run`: the doors to the comparison of two checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..files.strict import system_errors
+from ..jobs.progress import Report
+from ..jobs.threads import check_threads
+from ..storage.location import Location
+from .compare import compare
+from .profiles import profile_of
+from .readers.read import read_snapshot
+from .report import Same
+
+
+def same(
+    a: Location | Path | str,
+    b: Location | Path | str,
+    *,
+    profile: str = "strict",
+    threads: int = 1,
+) -> Same:
+    """Whether two checkpoints, of the same or of different formats, continue the same run: the result is true or false.
+
+    Compared are weights, float32 copies, moments, step counts, settings of groups, schedule and random states, by name. Tensors
+    are read in blocks, and nothing of a pickle is executed. `profile` is "strict" (bit for bit), "standard" or "relaxed".
+    The result lists what differs and what it does to training; what cannot be told is listed too, and makes it false.
+
+    >>> import mupscale as mu, tempfile, torch
+    >>> model = torch.nn.Linear(2, 3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"state_dict": model.state_dict()}, f"{folder}/a.ckpt")
+    ...     torch.save({"state_dict": {"weight": 2 * model.weight, "bias": model.bias}}, f"{folder}/b.ckpt")
+    ...     resaved, changed = mu.same(f"{folder}/a.ckpt", f"{folder}/a.ckpt"), mu.same(f"{folder}/a.ckpt", f"{folder}/b.ckpt")
+    >>> bool(resaved), changed.verdict, [fault.code for fault in changed.differences]
+    (True, 'different', ['same.weight_differs'])
+    """
+    return reported(a, b, profile, threads)
+
+
+def reported(
+    a: Location | Path | str,
+    b: Location | Path | str,
+    profile: str,
+    threads: int,
+    report: Report | None = None,
+) -> Same:
+    """The same with a callback for progress."""
+    chosen = profile_of(profile)
+    check_threads(threads)
+    with system_errors():
+        return compare(read_snapshot(a), read_snapshot(b), chosen, threads, report)
+
+
+def assert_same_run(a: Location | Path | str, b: Location | Path | str, *, profile: str = "strict") -> None:
+    """Fail a test unless two checkpoints continue the same run; the message lists every difference.
+
+    >>> import mupscale as mu, tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"state_dict": torch.nn.Linear(2, 3).state_dict()}, f"{folder}/a.ckpt")
+    ...     mu.assert_same_run(f"{folder}/a.ckpt", f"{folder}/a.ckpt")
+    """
+    found = same(a, b, profile=profile)
+    if not found:
+        raise AssertionError(str(found))

@@ -1,0 +1,55 @@
+"""Megatron's checkpoints of one run, saved by other numbers of ranks: the same, and planted faults are named."""
+
+import pytest
+import torch
+
+import mupscale as mu
+from tests.formats import test_megatron as torch_dist
+from tests.formats import test_megatron_fsdp as fsdp
+
+RUN = torch_dist.trained()
+
+
+@pytest.mark.parametrize("writer", [torch_dist.write, fsdp.write], ids=["torch_dist", "fsdp_dtensor"])
+def test_cutting_a_checkpoint_for_other_ranks_changes_nothing(writer, tmp_path):
+    """Control: one entry of a moment."""
+
+    def change(tensors, _):
+        key = next(key for key in tensors if "exp_avg_sq" in str(key))
+        tensors[key] = (
+            tensors[key].clone().view(-1).index_fill(0, torch.tensor([1]), 7.0).view(tensors[key].shape)
+        )
+
+    one, two = writer(tmp_path / "1", RUN, 1), writer(tmp_path / "2", RUN, 2)
+    found = mu.same(one, two)
+    assert found, str(found)
+    assert found.compared["moments"] == 2 * found.compared["weights"]
+    assert found.compared["step counts"] >= found.compared["weights"]
+    changed = mu.same(one, writer(tmp_path / "3", RUN, 2, change=change))
+    assert [fault.code for fault in changed.differences] == ["same.moment_differs"]
+
+
+def test_steps_and_groups_without_names_are_compared(tmp_path):
+    def reset(_, common):
+        common["optimizer"]["state"]["common_step"] = torch.tensor(0.0)
+
+    def rate(_, common):
+        common["optimizer"]["param_groups"][1]["max_lr"] = 1.0
+
+    base = torch_dist.write(tmp_path / "base", RUN)
+    for change, code in ((reset, "same.step_differs"), (rate, "same.setting_differs")):
+        found = mu.same(base, torch_dist.write(tmp_path / change.__name__, RUN, change=change))
+        assert {fault.code for fault in found.differences} == {code}
+
+
+def test_bf16_with_float32_copies_of_other_ranks(tmp_path):
+    ends = [torch_dist.write(tmp_path / str(n), RUN, n, "fp32_param", torch.bfloat16) for n in (1, 2)]
+    found = mu.same(*ends)
+    assert found, str(found)
+    assert found.compared["masters"] == found.compared["weights"]
+
+
+def test_layers_in_one_tensor_are_not_compared_with_layers_in_several(tmp_path):
+    found = mu.same(torch_dist.write(tmp_path / "a", RUN), fsdp.write(tmp_path / "b", RUN))
+    assert found.verdict == "cannot tell"
+    assert "same.layers_stacked" in {fault.code for fault in found.unknown}
