@@ -38,6 +38,7 @@ from ..knobs import Knob, Setting
 from .choices import Choice, Choices
 from .not_found import Sizes, mean_not_written, not_found
 from .propose import Proposals
+from .shown import shown_layouts
 from .trials import TrialOutcome, Trials
 
 _LOG = logging.getLogger("mupscale")
@@ -165,6 +166,11 @@ class _Search:
         first = self._try(likeliest)
         yield first
         places = [_Place(first, self._suggested(likeliest, first))]
+        if (shown := self._shown(likeliest, first)) is not None:
+            outcome = self._try(shown)
+            yield outcome
+            if outcome.score > first.score:
+                places.append(_Place(outcome, self._suggested(shown, outcome)))
         while places:
             place = min(places, key=lambda p: (p.used // _TURN, -p.outcome.score[0], -p.outcome.score[1]))
             new = next((c for c in place.suggested if c not in self.tried), None)
@@ -181,6 +187,14 @@ class _Search:
                 debts = place.debts if better else place.debts + 1
                 suggested = self._suggested(new, outcome)
                 places.append(_Place(outcome, suggested, 0 if better else _TURN, debts))
+
+    def _shown(self, choice: Choice, outcome: TrialOutcome) -> Choice | None:
+        """The choice with all layouts that the code shows, in every layer at once; None if it shows none."""
+        if outcome.trial is None or outcome.deviation is None:
+            return None
+        aligned = outcome.deviation.aligned
+        setting = shown_layouts(outcome.trial, aligned.base, aligned.wide)
+        return None if setting is None else self.choices.moved(choice, setting)
 
     def _owes(self, choice: Choice, before: TrialOutcome, outcome: TrialOutcome) -> bool:
         """True if a fold was added and the call that is wrong now gets a factor.
