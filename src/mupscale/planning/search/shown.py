@@ -135,7 +135,7 @@ class _Spaces:
         apart: set[Atom] = set()
         for entry in weights:
             sizes = {dim: (entry.base_shape[dim], entry.wide_shape[dim]) for dim in entry.growing}
-            roles: Mapping[int, str] = entry.roles or {}
+            roles = {dim: role for dim, role in (entry.roles or {}).items() if dim in sizes}
             matrix = "in" in roles.values() or (entry.roles is None and len(sizes) > 1)
             apart |= set(sizes.values()) if matrix else set()
             if entry.roles is None and len(set(sizes.values())) < len(sizes):
