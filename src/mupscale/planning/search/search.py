@@ -26,8 +26,6 @@ from itertools import islice
 from torch import nn
 
 from ...errors import Fault, raise_faults
-from ...models.names import pattern_of
-from ...models.need import Need
 from ...plans.plan import Plan
 from ...plans.tensor_plan import Powers
 from ...proofs.identity import Loss
@@ -35,7 +33,7 @@ from ...proofs.modes import Modes
 from ..draft import Draft
 from ..facts.padded_norms import streams, unpaddable, with_streams
 from ..knobs import Knob, Setting
-from .choices import Choice, Choices
+from .choices import Choice, Choices, assumed_roles
 from .not_found import Sizes, mean_not_written, not_found
 from .propose import Proposals
 from .shown import shown_layouts
@@ -141,7 +139,7 @@ class _Search:
                     n for n, g in self.trials.found.grads.items() if g is None or not bool(g.any())
                 )
                 plan = replace(
-                    outcome.plan, needs=outcome.plan.needs | _assumed_roles(self.made, outcome.plan)
+                    outcome.plan, needs=outcome.plan.needs | assumed_roles(self.made, outcome.plan)
                 )
                 _LOG.info("exact plan found after %d trials", len(self.tried))
                 trial = outcome.trial or self.made
@@ -246,25 +244,6 @@ class _Search:
                 self.nearest.says,
             )
         return outcome
-
-
-def _assumed_roles(made: Draft, plan: Plan) -> set[Need]:
-    """Raw matrices whose axes grow by the same k: training is the same for both orders of in and out, noise is not.
-
-    s = 1/k_in and r = 1/k_out are equal if k_in = k_out, so the gradient identity passes either way; the size
-    of noise depends on which axis is read.
-    """
-    alike = [
-        e.name for e in made.open if len({plan[e.name].axes[d].k for d in e.growing}) == 1 < len(e.growing)
-    ]
-    return {
-        Need(
-            f"{name} reads its last growing axis (both grow by the same factor, so training does not show which; "
-            "declare roles= before adding noise)",
-            "assumption",
-        )
-        for name in dict.fromkeys(map(pattern_of, alike))
-    }
 
 
 def _refuse_undecided(knobs: list[Knob], tested: set[str]) -> None:

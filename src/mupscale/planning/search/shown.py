@@ -31,7 +31,17 @@ from ..knobs import Setting
 from .reshapes import matched
 
 _RESHAPES = frozenset(
-    ["view", "reshape", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as", "squeeze", "unsqueeze"]
+    [
+        "view",
+        "reshape",
+        "flatten",
+        "unflatten",
+        "_unsafe_view",
+        "view_as",
+        "reshape_as",
+        "squeeze",
+        "unsqueeze",
+    ]
 )
 _PARTS = frozenset(
     ["chunk", "split", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split", "narrow", "glu"]
@@ -128,9 +138,7 @@ class _Spaces:
             return
         self._through(a.name, data, weights, outs)
 
-    def _through(
-        self, name: str, data: list[_Grown], weights: list[DraftEntry], outs: list[_Grown]
-    ) -> None:
+    def _through(self, name: str, data: list[_Grown], weights: list[DraftEntry], outs: list[_Grown]) -> None:
         """A call that keeps axes as they are, except those that a matrix reads or writes."""
         apart: set[Atom] = set()
         for entry in weights:
@@ -152,7 +160,9 @@ class _Spaces:
         for spaces in alike.values():
             self.unite(spaces)
         if name == "scaled_dot_product_attention":  # groups of queries share a head of keys and values
-            few, many = ([s for s in alike if any(s in t.sizes for t in part)] for part in (data[1:2], data[:1]))
+            few, many = (
+                [s for s in alike if any(s in t.sizes for t in part)] for part in (data[1:2], data[:1])
+            )
             for small in few:
                 for large in many:
                     if _times(small, large) > 1:
@@ -187,7 +197,9 @@ class _Spaces:
                     self.made_of.append((whole.at(dim), [[times, first] if behind else [first, times]]))
             elif sum(part if isinstance(part, int) else part.base for part in parts) == whole.shape[dim]:
                 self.made_of.append((whole.at(dim), [[part] for part in parts]))
-            elif name in ("repeat_interleave", "repeat", "tile") and (n := _times(whole.grows[dim], size)) > 1:
+            elif (
+                name in ("repeat_interleave", "repeat", "tile") and (n := _times(whole.grows[dim], size)) > 1
+            ):
                 few = whole.at(dim)
                 self.made_of.append((first, [[few, n] if name == "repeat_interleave" else [n, few]]))
             self.unite_rest(whole, outs, {whole.grows[dim], size})
@@ -206,7 +218,7 @@ class _Spaces:
             parts = [t.parts([dim])[0] for t in data]
             if all(isinstance(part, Space) and part[1:] == size for part in parts):
                 self.unite([out.at(dim), *(part for part in parts if isinstance(part, Space))])
-            elif len(set(p if isinstance(p, int) else p[1:] for p in parts)) == 1:
+            elif len({p if isinstance(p, int) else p[1:] for p in parts}) == 1:
                 same = [part for part in parts if isinstance(part, Space)]
                 self.unite(same)
                 self.made_of.append((out.at(dim), [[len(parts), same[0]]]))
