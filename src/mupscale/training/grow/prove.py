@@ -181,9 +181,10 @@ def _guessed(
         if open_rows:
             _LOG.info("no gradient reaches %s; searching on copies in float64", open_rows[0])
             return None
-        if ways.by == "units" and _unlearned(pair, noise or NewUnits(), given=False):
-            return None
-        unlearned = Sizes() if noise is None else _unlearned(pair, noise, given=ways.by == "padded")
+        unlearned = Sizes()
+        if noise is not None or ways.by == "units":
+            seen = _unlearned(pair, noise or NewUnits(), given=ways.by == "padded")
+            unlearned = Sizes() if noise is None else seen
     except MupscaleError as error:
         _LOG.info("the likeliest plan cannot be measured (%s); searching on copies in float64", error.claim)
         return None
