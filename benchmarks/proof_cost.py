@@ -40,7 +40,7 @@ from mupscale.training.grow import prove
 BASE, WIDE = 384, 768
 STEPS = 4.0
 LAYERS, WORDS = 8, 16384
-SEARCHED, PEAK = 16.0, 2.0
+SEARCHED, PEAK = 16.0, 2.2
 GRADIENTS, LOSSES = 2, 3
 KINDS = [(fused, tied) for fused in (True, False) for tied in (True, False)]
 
