@@ -233,10 +233,47 @@ def test_a_layer_over_growing_and_fixed_units_is_to_be_split():
     ).faults
     assert (fault.where, "4 growing units" in fault.remedy) == ("b.weight, axis 1", True)
     assert mu.grow(Beside(4, True), Beside(8, True), loss=loss)
+    layers, call = re.findall("`([^`]*)`", fault.remedy)
+    assert "with 8 for 4" in fault.remedy
+
+    class Printed(Beside):
+        """The two lines of the remedy, in place of the layer."""
+
+        def __init__(self, n: int) -> None:
+            super().__init__(n, False)
+            exec(layers.replace("Linear(4", f"Linear({n}"), {"nn": nn, "self": self})
+
+        def forward(self, x):
+            return eval(call, {"self": self, "growing": self.a(x).relu(), "fixed": x})
+
+    assert mu.grow(Printed(4), Printed(8), loss=loss)
     plain = refusal(lambda: mu.grow(mlp(4), mlp(6), loss=loss), "axis.not_whole_copies").faults
     assert not any("growing units" in fault.remedy for fault in plain), (
         "control: nothing here lies next to fixed units"
     )
+
+
+class Written(nn.Module):
+    """One layer writes growing and fixed units, or the layers of a remedy do."""
+
+    def __init__(self, n: int, lines: tuple[str, str] | None = None) -> None:
+        super().__init__()
+        self.n, self.lines = n, lines
+        self.a, self.b, self.c = nn.Linear(3, n + 2), nn.Linear(n, 2), nn.Linear(2, 2)
+        if lines:
+            exec(lines[0].replace("Linear(3, 4)", f"Linear(3, {n})"), {"nn": nn, "self": self})
+
+    def forward(self, x):
+        written = eval(self.lines[1], {"self": self, "torch": torch, "x": x}) if self.lines else self.a(x)
+        grown, fixed = written.relu().split([self.n, 2], -1)
+        return self.b(grown) + self.c(fixed)
+
+
+def test_a_layer_that_writes_growing_and_fixed_units_is_to_be_split():
+    error = refusal(lambda: mu.grow(Written(4), Written(8), loss=loss), "axis.not_whole_copies")
+    (fault,) = [fault for fault in error.faults if fault.where == "a.weight, axis 0"]
+    first, second = re.findall("`([^`]*)`", fault.remedy)
+    assert mu.grow(Written(4, (first, second)), Written(8, (first, second)), loss=loss)
 
 
 def test_padding_to_fewer_units_is_refused_as_shrinking():

@@ -441,3 +441,44 @@ def test_a_loaded_run_keeps_the_units_of_shared_biases(bias):
     loaded = mu.load_grown_(mu.Run(base), wide, plan=plan)
     assert loaded.since == (plan if bias else None)
     assert value(wide) == pytest.approx(value(base), rel=1e-12)
+
+
+class Gated(nn.Module):
+    """LayerScale, a vector behind the branch, or ReZero, a number."""
+
+    def __init__(self, width, gate):
+        super().__init__()
+        self.norm, self.read, self.write = nn.LayerNorm(width), nn.Linear(width, 9), nn.Linear(9, width)
+        self.gate = nn.Parameter(gate.clone())
+
+    def forward(self, x):
+        return x + self.gate * self.write(torch.relu(self.read(self.norm(x))))
+
+
+@pytest.mark.parametrize("gate", [torch.full((8,), 0.1), torch.tensor(0.1)], ids=["LayerScale", "ReZero"])
+def test_blocks_behind_a_gate_sleep_and_wake_by_it(gate):
+    """Control: with the gate as the factory makes it, the deeper model has another loss."""
+
+    def gated(blocks):
+        torch.manual_seed(0)
+        model = make(blocks=blocks)
+        model.blocks = nn.ModuleList(Gated(8, gate) for _ in range(blocks)).double()
+        return model
+
+    base = gated(2)
+    run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))
+    asleep, awake = (grow(run, lambda: gated(4), loss=loss) for grow in (mu.grow, mu.upscale))
+    assert value(awake.model) == pytest.approx(value(base), rel=1e-12)
+    with torch.no_grad():
+        asleep_gate = awake.model.blocks[2].gate.clone()
+        awake.model.blocks[2].gate.fill_(0.1)
+        assert value(awake.model) != pytest.approx(value(base), rel=1e-6)
+        awake.model.blocks[2].gate.copy_(asleep_gate)
+    for i in range(4):
+        one, other = (step(each, i) for each in (run, asleep))
+        assert float(other) == pytest.approx(float(one), rel=1e-11)
+    before = {name: p.detach().clone() for name, p in awake.model.blocks[2:].named_parameters()}
+    for i in range(2):
+        step(awake, i)
+    still = [n for n, p in awake.model.blocks[2:].named_parameters() if torch.equal(before[n], p)]
+    assert not still

@@ -36,7 +36,14 @@ from ..plans.new_blocks import (
 )
 from ..plans.plan import Plan
 from ..plans.wide_model import fill_model_
-from ..proofs.identity import GRADIENT_TOLERANCE, Loss, compared, keeping_buffers, loss_value
+from ..proofs.identity import (
+    GRADIENT_TOLERANCE,
+    Loss,
+    compared,
+    evaluated,
+    keeping_buffers,
+    loss_value,
+)
 from ..proofs.modes import measured_modes, mode_needs
 from ..tensors.making import Fill
 from ..tensors.random_states import forked
@@ -193,6 +200,10 @@ def _found(
         writers = [name for name in _writers(deep, plan, loss) if name not in gains]
     else:
         new = replace(new, quiet=tuple(name for name in writers if len(plan[name].axes) > 1))
+    if not new.quiet and (gates := _gates(base, deep, order, values, loss)):
+        plan = block_plan(base, deep, order, NewBlocks(values, gates, dict.fromkeys(gates, SILENCED)))
+        fill_model_(deep, base, Direction(plan), in_place=True)
+        return plan
     if not new.quiet:
         what = "which weights of a new block write into its stream was not found"
         raise_faults("this model cannot grow deeper", [Fault("depth.writers_not_found", blocks, what)])
@@ -200,6 +211,31 @@ def _found(
     # The same bias in every block: what follows the number of the block.
     rests = dict.fromkeys(name.removeprefix(f"{blocks}.").partition(".")[2] for name in vectors)
     return block_plan(base, deep, order, replace(new, biases=tuple(f"{blocks}.*.{rest}" for rest in rests)))
+
+
+def _gates(
+    base: nn.Module, deep: nn.Module, order: Order, values: Mapping[str, Fill], loss: Loss
+) -> list[str]:
+    """New vectors and numbers of one's own that silence their branch, as LayerScale's and ReZero's: zero, with a gradient.
+
+    They are found with the rest of their block awake. Asleep the block is zero as well, so that no gradient reaches either.
+    """
+    plan = block_plan(base, deep, order, NewBlocks(values, ()))
+    own = [
+        name
+        for name, entry in plan.tensors.items()
+        if entry.new
+        and entry.kind == "parameter"
+        and len(entry.axes) < 2
+        and not type(deep.get_submodule(name.rpartition(".")[0])).__module__.startswith("torch.")
+    ]
+    if not own:
+        return []
+    plan = block_plan(base, deep, order, NewBlocks(values, own, dict.fromkeys(own, SILENCED)))
+    fill_model_(deep, base, Direction(plan), in_place=True)
+    wake_(deep, plan)
+    grads = evaluated(deep, loss).grads
+    return [name for name in own if (grad := grads.get(name)) is not None and bool(grad.any())]
 
 
 def _writers(deep: nn.Module, plan: Plan, loss: Loss) -> list[str]:
@@ -287,7 +323,9 @@ def check_woken(
             size, usual = (
                 0.0 if grad is None else float(grad.norm()) for grad in (found.wide.grads[name], old)
             )
-            if not 0 < size <= LOUD * usual:
+            # The gradient of a gate is the output of its branch, which the random readers of this trial make larger.
+            most = LOUD if len(entry.axes) > 1 else LOUD**2
+            if not 0 < size <= most * usual:
                 what = f"its gradient is {size:.1e} when the block wakes, that of {entry.like} is {usual:.1e}"
                 faults.append(Fault("depth.odd_waking_gradient", name, what, remedy))
     raise_faults("new blocks of this model do not wake quietly", faults[:2])

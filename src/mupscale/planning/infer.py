@@ -38,6 +38,7 @@ from .facts.modules import dropout_of_modules, leaking_pads, row_of
 from .facts.padded_norms import centred_sizes, padded_norms, streams_by_size, unpaddable, with_streams
 from .facts.unwritten import reading_faults
 from .knobs import copies, layout_knobs
+from .search.likely import likely_plan
 from .search.not_found import NoPlanError, Sizes
 from .search.search import Found, search
 
@@ -105,6 +106,12 @@ def plan_of_shapes(base: Make, wide: Make, ways: Ways, declared: Declared = _UND
     by_hand = declared.roles or declared.folds or declared.plus_one
     proof: Proof = "none" if by_hand or why_undecided(*made.models, plan) else "modules"
     return replace(plan, proof=proof, needs=plan.needs | dropout_of_modules(made.models[0]))
+
+
+def guessed_plan(base: Make, wide: nn.Module, loss: Loss, ways: Ways) -> Plan:
+    """The likeliest plan, from modules and from the calls of one forward of each model; the wide model is written over."""
+    made, models = _opened(base, wide, _UNDECLARED, ways, measured=True)
+    return likely_plan(made, *models, loss)
 
 
 def plan_between(

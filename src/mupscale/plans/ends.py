@@ -14,6 +14,7 @@ from ..errors import Fault, raise_faults
 from ..models.names import named_tensors, resolve, tied_names, unique_tensors
 from ..rules.axes import Axis, fraction_fault
 from .plan import Plan
+from .tensor_plan import TensorPlan
 
 End = Literal["base", "wide"]
 
@@ -186,12 +187,32 @@ def check_duplicates(plan: Plan) -> None:
         if parts is not None:
             remedy = (
                 f"if {parts[0]} growing units lie next to fixed ones here, as after a concatenation: one tensor has one "
-                "learning rate, so give the fixed part a layer of its own, and add the outputs of both layers; otherwise "
-                f"{fault.remedy}"
+                f"learning rate, so {_split_lines(name, dim, plan[name], parts)}; otherwise {fault.remedy}"
             )
             fault = fault._replace(remedy=remedy)
         faults.append(fault)
     raise_faults("copies come in whole numbers", faults)
+
+
+def _split_lines(name: str, dim: int, entry: TensorPlan, part: tuple[int, int]) -> str:
+    """What to write in place of a linear layer that reads or writes growing units next to fixed ones."""
+    path, _, leaf = name.rpartition(".")
+    if leaf != "weight" or len(entry.axes) != 2 or not path:
+        return "give the fixed part a layer of its own, and add the outputs of both layers"
+    (m, n), own = (axis.base for axis in entry.axes), path.rpartition(".")[2]
+    size = entry.axes[dim].base
+    times = (entry.axes[dim].wide - size) // (part[1] - part[0])
+    grown, fixed = times * part[0], size - times * part[0]
+    if dim == 1:
+        layers = f"nn.Linear({grown}, {m}), nn.Linear({fixed}, {m}, bias=False)"
+        call = f"self.{own}(growing) + self.{own}_fixed(fixed)"
+    else:
+        layers = f"nn.Linear({n}, {grown}), nn.Linear({n}, {fixed})"
+        call = f"torch.cat([self.{own}(x), self.{own}_fixed(x)], -1)"
+    return (
+        f"split this Linear: `self.{own}, self.{own}_fixed = {layers}`, with {times * part[1]} for {grown} in the wide model, "
+        f"and in forward `{call}`"
+    )
 
 
 def _is_part(base: int, wide: int, axis: Axis) -> bool:

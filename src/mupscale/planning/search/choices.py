@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from ...models.names import pattern_of
+from ...models.need import Need
+from ...plans.plan import Plan
 from ..draft import Draft
 from ..facts.padded_norms import Streams
 from ..facts.unwritten import reader_knobs
@@ -97,6 +99,25 @@ class Choices:
                     done.add(tuple(scope))
                     yield scope
         yield list(range(len(self.knobs)))
+
+
+def assumed_roles(made: Draft, plan: Plan) -> set[Need]:
+    """Raw matrices whose axes grow by the same k: training is the same for both orders of in and out, noise is not.
+
+    s = 1/k_in and r = 1/k_out are equal if k_in = k_out, so the gradient identity passes either way; the size
+    of noise depends on which axis is read.
+    """
+    alike = [
+        e.name for e in made.open if len({plan[e.name].axes[d].k for d in e.growing}) == 1 < len(e.growing)
+    ]
+    return {
+        Need(
+            f"{name} reads its last growing axis (both grow by the same factor, so training does not show which; "
+            "declare roles= before adding noise)",
+            "assumption",
+        )
+        for name in dict.fromkeys(map(pattern_of, alike))
+    }
 
 
 def _names(knob: Knob) -> set[str]:

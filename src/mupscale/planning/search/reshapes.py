@@ -35,7 +35,7 @@ _AWAY = 600
 def split_layouts(base_in: Shape, base_out: Shape, wide_in: Shape, wide_out: Shape) -> list[Hint]:
     """The layouts of axes that a reshape splits or merges, in both directions."""
     found: list[Hint] = []
-    for ins, outs in _matched(base_in, base_out):
+    for ins, outs in matched(base_in, base_out):
         for axis, parts, sizes, goals in (
             (ins, outs, (base_in, base_out), (wide_in, wide_out)),
             (outs, ins, (base_out, base_in), (wide_out, wide_in)),
@@ -63,8 +63,12 @@ def _joined(factors: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _matched(a: Shape, b: Shape) -> Iterator[tuple[list[int], list[int]]]:
-    """Runs of dimensions of two shapes that hold the same entries."""
+def matched(a: Shape, b: Shape) -> Iterator[tuple[list[int], list[int]]]:
+    """Runs of dimensions of two shapes that hold the same entries.
+
+    >>> list(matched((5, 12), (5, 3, 4)))
+    [([0], [0]), ([1], [1, 2])]
+    """
     i = j = 0
     while i < len(a) and j < len(b):
         left, right, m, n = [i], [j], a[i], b[j]

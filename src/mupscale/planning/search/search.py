@@ -26,8 +26,6 @@ from itertools import islice
 from torch import nn
 
 from ...errors import Fault, raise_faults
-from ...models.names import pattern_of
-from ...models.need import Need
 from ...plans.plan import Plan
 from ...plans.tensor_plan import Powers
 from ...proofs.identity import Loss
@@ -35,9 +33,10 @@ from ...proofs.modes import Modes
 from ..draft import Draft
 from ..facts.padded_norms import streams, unpaddable, with_streams
 from ..knobs import Knob, Setting
-from .choices import Choice, Choices
+from .choices import Choice, Choices, assumed_roles
 from .not_found import Sizes, mean_not_written, not_found
 from .propose import Proposals
+from .shown import shown_layouts
 from .trials import TrialOutcome, Trials
 
 _LOG = logging.getLogger("mupscale")
@@ -140,7 +139,7 @@ class _Search:
                     n for n, g in self.trials.found.grads.items() if g is None or not bool(g.any())
                 )
                 plan = replace(
-                    outcome.plan, needs=outcome.plan.needs | _assumed_roles(self.made, outcome.plan)
+                    outcome.plan, needs=outcome.plan.needs | assumed_roles(self.made, outcome.plan)
                 )
                 _LOG.info("exact plan found after %d trials", len(self.tried))
                 trial = outcome.trial or self.made
@@ -165,6 +164,11 @@ class _Search:
         first = self._try(likeliest)
         yield first
         places = [_Place(first, self._suggested(likeliest, first))]
+        if (shown := self._shown(likeliest, first)) is not None:
+            outcome = self._try(shown)
+            yield outcome
+            if outcome.score > first.score:
+                places.append(_Place(outcome, self._suggested(shown, outcome)))
         while places:
             place = min(places, key=lambda p: (p.used // _TURN, -p.outcome.score[0], -p.outcome.score[1]))
             new = next((c for c in place.suggested if c not in self.tried), None)
@@ -181,6 +185,14 @@ class _Search:
                 debts = place.debts if better else place.debts + 1
                 suggested = self._suggested(new, outcome)
                 places.append(_Place(outcome, suggested, 0 if better else _TURN, debts))
+
+    def _shown(self, choice: Choice, outcome: TrialOutcome) -> Choice | None:
+        """The choice with all layouts that the code shows, in every layer at once; None if it shows none."""
+        if outcome.trial is None or outcome.deviation is None:
+            return None
+        aligned = outcome.deviation.aligned
+        setting = shown_layouts(outcome.trial, aligned.base, aligned.wide)
+        return None if setting is None else self.choices.moved(choice, setting)
 
     def _owes(self, choice: Choice, before: TrialOutcome, outcome: TrialOutcome) -> bool:
         """True if a fold was added and the call that is wrong now gets a factor.
@@ -232,25 +244,6 @@ class _Search:
                 self.nearest.says,
             )
         return outcome
-
-
-def _assumed_roles(made: Draft, plan: Plan) -> set[Need]:
-    """Raw matrices whose axes grow by the same k: training is the same for both orders of in and out, noise is not.
-
-    s = 1/k_in and r = 1/k_out are equal if k_in = k_out, so the gradient identity passes either way; the size
-    of noise depends on which axis is read.
-    """
-    alike = [
-        e.name for e in made.open if len({plan[e.name].axes[d].k for d in e.growing}) == 1 < len(e.growing)
-    ]
-    return {
-        Need(
-            f"{name} reads its last growing axis (both grow by the same factor, so training does not show which; "
-            "declare roles= before adding noise)",
-            "assumption",
-        )
-        for name in dict.fromkeys(map(pattern_of, alike))
-    }
 
 
 def _refuse_undecided(knobs: list[Knob], tested: set[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import Fault, MupscaleError, NotExact, Undecided, raise_faults
+from ...errors import Fault, MupscaleError, NotExact, raise_faults
 from ...models.build import Make
 from ...models.clone import copied, unhooked
 from ...models.device_map import refuse_other_device_map
@@ -27,11 +27,11 @@ from ...models.dropout import dropout_needs, without_dropout
 from ...models.fingerprint import changed_code
 from ...models.float64 import lifted_casts, prepare
 from ...models.names import named_tensors, unwrap
-from ...noise.kinds import Noise
+from ...noise.kinds import NewUnits, Noise
 from ...planning.awake import woken
 from ...planning.declare import Declared
 from ...planning.facts.decided import why_undecided
-from ...planning.infer import find_plan, infer_plan, plan_of_shapes, proved_by
+from ...planning.infer import find_plan, guessed_plan, infer_plan, plan_of_shapes, proved_by
 from ...planning.search.not_found import Sizes
 from ...plans.attributes import (
     AttributeDifference,
@@ -45,6 +45,7 @@ from ...plans.ends import check_end, expect_plan
 from ...plans.gradient_hooks import has_hooks, refuse_hooks
 from ...plans.plan import Plan
 from ...plans.wide_model import fill_model_
+from ...proofs.certificate import Certificate, Failure
 from ...proofs.compare import tolerance_of
 from ...proofs.identity import Evaluated, Loss, evaluated
 from ...proofs.measuring import Measuring
@@ -142,35 +143,66 @@ def _measured_plan(
 ) -> tuple[Plan, dict[str, Any]]:
     """The given plan after it was measured, or the one that a search finds, and the record of the measurement."""
     small = _float64_bytes(base, built) <= FLOAT64_BYTES
-    chosen = plan
-    if plan is None and not small:
-        try:
-            chosen = plan_of_shapes(base, built, ways)
-        except MupscaleError as error:
-            if not isinstance(error, Undecided) and error.code != "depth.order_missing":
-                raise
-            _LOG.info("shapes do not decide the plan (%s); searching on copies in float64", error.claim)
-    if chosen is not None:
-        pair = _Pair(base, built, chosen, small, loss)
+    if plan is not None:
+        pair = _Pair(base, built, plan, small, loss)
         with pair.computing():
             measured = pair.certificate()
-        if measured.holds or plan is not None:
-            measured.raise_if_broken()
-            silent = [row for row in measured.tensors if row.silent and not row.rounding]
-            unreached = tuple(row.name for row in silent)
-            # Which modes are exact was measured again.
-            before = (need for need in chosen.needs if need.kind not in ("train mode", "eval mode"))
-            needs = dropout_needs(pair.dropout) | mode_needs(measured.modes)
-            proved = proved_by(replace(chosen, needs=needs.union(before)), loss, unreached, base, built)
-            unlearned = Sizes() if noise is None else _unlearned(pair, noise, given=plan is not None)
-            return proved, _record(proved, measured.dtype, measured.worst, 1, measured.modes, unlearned)
-        _LOG.info("the plan that shapes suggest is not exact (%s); searching", measured.failure)
+        measured.raise_if_broken()
+        unlearned = Sizes() if noise is None else _unlearned(pair, noise, given=True)
+        return _proved(pair, measured, unlearned)
+    if not small and (guessed := _guessed(base, built, loss, ways, noise)) is not None:
+        return guessed
     found = find_plan(base, built, loss, Declared(), ways, fresh=fresh)
     unlearned = found.unlearned
     if noise is not None and ways.by != "units":  # such plans were woken while they were searched for
         unlearned = _unlearned(_Pair(base, built, found.plan, small, loss), noise, given=ways.by == "padded")
     worst = max(found.worst, found.gap)
     return found.plan, _record(found.plan, "float64", worst, found.trials, found.modes, unlearned)
+
+
+def _guessed(
+    base: nn.Module, built: nn.Module, loss: Loss, ways: Ways, noise: Noise | None
+) -> tuple[Plan, dict[str, Any]] | None:
+    """The likeliest plan, measured on large models as they are; None if it is not exact or leaves anything open."""
+    try:
+        with unhooked(base):
+            plan = guessed_plan(base, copied(built, hooks=False), loss, ways)
+        pair = _Pair(base, built, plan, small=False, loss=loss, guess=True)
+        with pair.computing():
+            measured = pair.certificate()
+        if not measured.holds:
+            _LOG.info(
+                "the likeliest plan is not exact (%s); searching on copies in float64", measured.failure
+            )
+            return None
+        open_rows = [
+            row.name for row in measured.tensors if row.silent and not row.rounding and plan[row.name].grows
+        ]
+        if open_rows:
+            _LOG.info("no gradient reaches %s; searching on copies in float64", open_rows[0])
+            return None
+        unlearned = Sizes()
+        if noise is not None or ways.by == "units":
+            seen = _unlearned(pair, noise or NewUnits(), given=ways.by == "padded")
+            unlearned = Sizes() if noise is None else seen
+    except MupscaleError as error:
+        _LOG.info("the likeliest plan cannot be measured (%s); searching on copies in float64", error.claim)
+        return None
+    _LOG.info("the likeliest plan is exact")
+    return _proved(pair, measured, unlearned)
+
+
+def _proved(pair: _Pair, measured: Certificate, unlearned: Sizes) -> tuple[Plan, dict[str, Any]]:
+    """A plan that was measured and holds, and the record of the measurement."""
+    assert pair.loss is not None
+    silent = [row for row in measured.tensors if row.silent and not row.rounding]
+    unreached = tuple(row.name for row in silent)
+    # Which modes are exact was measured again.
+    before = (need for need in pair.plan.needs if need.kind not in ("train mode", "eval mode"))
+    needs = dropout_needs(pair.dropout) | mode_needs(measured.modes)
+    plan = replace(pair.plan, needs=needs.union(before))
+    proved = proved_by(plan, pair.loss, unreached, pair.base, pair.built)
+    return proved, _record(proved, measured.dtype, measured.worst, 1, measured.modes, unlearned)
 
 
 def _unlearned(pair: _Pair, noise: Noise, given: bool) -> Sizes:
@@ -237,13 +269,16 @@ def _float64_bytes(base: nn.Module, built: nn.Module) -> int:
 class _Pair(Measuring):
     """A base and a wide model that are measured: copies in float64 of small ones, large ones as they are."""
 
-    def __init__(self, base: nn.Module, built: nn.Module, plan: Plan, small: bool, loss: Loss) -> None:
+    def __init__(
+        self, base: nn.Module, built: nn.Module, plan: Plan, small: bool, loss: Loss, guess: bool = False
+    ) -> None:
         own = {t.dtype for _, kind, t in named_tensors(base) if kind == "parameter" and t.is_floating_point()}
         # Of several dtypes the coarsest limits what can be seen.
         coarsest = max(own, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
         dtype = torch.float64 if small else coarsest
         super().__init__(loss=loss, dtype=dtype, tolerance=tolerance_of(dtype, None))
         self.base, self.built, self.plan, self.small = base, built, plan, small
+        self.guess = guess
 
     def computing(self) -> AbstractContextManager[object]:
         """What the models are computed in: casts to float64 for copies, and no hooks of the base's parameters otherwise."""
@@ -257,6 +292,10 @@ class _Pair(Measuring):
             base, wide = self.base, copied(self.built, hooks=False)
         fill_model_(wide, base, Direction(self.plan), hooks=False, in_place=self.small)
         return Trial(Run(base), Run(wide), self.plan, self.tolerance)
+
+    def explained(self, failure: Failure) -> Failure:
+        """Why a guess is not exact is not asked."""
+        return failure if self.guess else super().explained(failure)
 
     def copy(self) -> Run:
         """A copy of the base."""
