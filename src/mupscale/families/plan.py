@@ -30,8 +30,9 @@ from .config.multipliers import Multipliers
 from .config.nested import edits, following, nested_configs, with_edits
 from .copy.lift import Tensors
 from .copy.losses import NoBatchError
+from .copy.reached import TOKENS
 from .copy.shrink import count, goals_of, growth, growth_of, shrunk
-from .copy.small_search import TOKENS, search_small
+from .copy.small_search import search_small
 from .copy.trial import End
 from .models import (
     Config,
@@ -244,7 +245,7 @@ def _wide_data(raw: Mapping[str, Any], chain: Chain, wide: End, width: Width) ->
         return _written(wide.config)
     changed = edits(as_data(chain.last.config), width.goal)
     written = with_edits(raw, {**chain.edits, **changed})
-    written = with_edits(written, following(written))
+    written = with_edits(written, following(written, written))
     # A field that is left out (for example a head size) may be derived from one that grew, so it is written.
     ends = dict(nested_configs(as_data(wide.config)))
     for path, part in nested_configs(as_data(config_from(written))):

@@ -83,6 +83,8 @@ FIELDS: Mapping[str, Meaning] = {
         )
     ),
     "head_dim": Meaning(("head_dim", "d_kv", "kv_channels"), main=("head_dim", "d_kv", "kv_channels")),
+    # The width of the text, repeated in the configuration of a part that writes into it.
+    "into_text": Meaning(("out_hidden_size", "text_hidden_size", "output_dim", "mm_embed_dim", "language_hidden_size")),
     "layers": Meaning(
         r"^(n_layers?|num_(hidden_|encoder_|decoder_)?layers|encoder_(num_)?(hidden_)?layers|decoder_(num_)?(hidden_)?layers|"
         r"n_(encoder|decoder)_layers|layers|num_blocks|num_hidden_groups|num_conv_layers|num_encoder_blocks)$"
