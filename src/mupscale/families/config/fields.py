@@ -95,7 +95,7 @@ FIELDS: Mapping[str, Meaning] = {
         grows=("vocab_size",),
     ),
     "positions": Meaning(
-        r"^(max_position_embeddings|n_positions|n_ctx|max_(source|target)_positions|max_sequence_length|seq_length)$",
+        r"^(max_position_embeddings|n_positions|n_ctx|max_(source|target)_positions|max_sequence_length|max_length|seq_length)$",
         main=("max_position_embeddings", "n_positions"),
         grows=("max_position_embeddings", "n_positions"),
     ),
