@@ -116,14 +116,14 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:400]
 
 
-def measured(model_type: str) -> Row:
+def measured(model_type: str, seconds: int = SECONDS) -> Row:
     """A type with its verdict, from a process with limits."""
-    outcome = limited(silent(lambda: attempt(model_type)), SECONDS, MEMORY)
+    outcome = limited(silent(lambda: attempt(model_type)), seconds, MEMORY)
     took = {"seconds": round(outcome.seconds, 1)}
     if outcome.done:
         return {**outcome.value, **took}
     if outcome.value in (HANG, "memory"):
-        return {"verdict": "slow", "why": f"over {SECONDS} CPU seconds or {MEMORY >> 30} GiB", **took}
+        return {"verdict": "slow", "why": f"over {seconds} CPU seconds or {MEMORY >> 30} GiB", **took}
     return {"verdict": "crashed", "why": str(outcome.value), **took}
 
 
@@ -155,7 +155,7 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         known = results.get(name, {})
         wanted = chosen.only or (name in again if chosen.refused else not is_of(key, known))
         if wanted:
-            known = {**measured(name), "key": key, **({"drawn": SEED} if name in drawn else {})}
+            known = {**measured(name, chosen.seconds), "key": key, **({"drawn": SEED} if name in drawn else {})}
             results[name] = known
             print(
                 f"{name:32} {known['verdict']:10} {known['seconds']:5.1f} s {known['why'][:200]}", flush=True
@@ -240,4 +240,5 @@ def _table(title: str, rows: dict[str, Row]) -> list[str]:
 if __name__ == "__main__":
     only = option("--only", help="types, separated by commas")
     refused = option("--refused", action="store_true", help="drawn types that are stored and not exact")
-    sys.exit(run(measure, only, refused, doc=__doc__))
+    seconds = option("--seconds", type=int, default=SECONDS, help="CPU seconds that a type may take")
+    sys.exit(run(measure, only, refused, seconds, doc=__doc__))
