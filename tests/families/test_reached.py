@@ -57,8 +57,10 @@ def gradients(model, batch):
 
 
 def test_a_type_whose_stock_class_is_that_of_another_type_grows():
-    sizes = {**TEXT, "model_type": "internlm3", "head_dim": 16}
-    assert prove(family_plan(sizes, 2), 2).architecture == "LlamaForCausalLM"
+    sizes = {**TEXT, "model_type": "internlm3", "head_dim": 16, "qkv_bias": True}
+    family = prove(family_plan(sizes, 2), 2)
+    assert (family.architecture, family.wide_config["attention_bias"]) == ("LlamaForCausalLM", True)
+    assert family.plan["model.layers.0.self_attn.q_proj.bias"].wide_shape == (64,)
     with refused("family.class_of_other_type"):
         family_plan({**sizes, "model_type": "mistral"}, 2, architecture="LlamaForCausalLM")
 

@@ -241,7 +241,9 @@ def _stored_names(config: Mapping[str, Any] | str | File) -> Sequence[str]:
 
 def _wide_data(raw: Mapping[str, Any], chain: Chain, wide: End, width: Width) -> dict[str, Any]:
     """The content of the wide config.json: the base's fields with those that grow replaced, or all of another class."""
-    if width.export == "granite" or chain.last.cls is not chain.start.cls:
+    # A class that stands for another type reads the fields of its own, and would miss those with two names.
+    borrowed = not isinstance(wide.config, wide.cls.config_class)
+    if width.export == "granite" or chain.last.cls is not chain.start.cls or borrowed:
         return _written(wide.config)
     changed = edits(as_data(chain.last.config), width.goal)
     written = with_edits(raw, {**chain.edits, **changed})
