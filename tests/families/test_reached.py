@@ -57,7 +57,7 @@ def gradients(model, batch):
 
 
 def test_a_type_whose_stock_class_is_that_of_another_type_grows():
-    sizes = {**TEXT, "model_type": "internlm3", "head_dim": 16, "qkv_bias": True}
+    sizes = {**TEXT, "model_type": "internlm3", "head_dim": 16, "qkv_bias": True, "bias": True}
     family = prove(family_plan(sizes, 2), 2)
     assert (family.architecture, family.wide_config["attention_bias"]) == ("LlamaForCausalLM", True)
     assert family.plan["model.layers.0.self_attn.q_proj.bias"].wide_shape == (64,)
