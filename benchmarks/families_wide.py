@@ -155,7 +155,11 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         known = results.get(name, {})
         wanted = chosen.only or (name in again if chosen.refused else not is_of(key, known))
         if wanted:
-            known = {**measured(name, chosen.seconds), "key": key, **({"drawn": SEED} if name in drawn else {})}
+            known = {
+                **measured(name, chosen.seconds),
+                "key": key,
+                **({"drawn": SEED} if name in drawn else {}),
+            }
             results[name] = known
             print(
                 f"{name:32} {known['verdict']:10} {known['seconds']:5.1f} s {known['why'][:200]}", flush=True

@@ -70,8 +70,7 @@ def following(data: Mapping[str, Any], before: Mapping[str, Any]) -> dict[Path, 
     for path, part in nested_configs(before):
         now, old = (_text_width(whole, path) for whole in (data, before))
         for inner, other in nested_configs(part, path) if now not in (None, old) else ():
-            linked = FIELDS["into_text"].every
-            changed |= {(*inner, name): now for name in linked if other.get(name) == old}  # type: ignore[union-attr]
+            changed |= {(*inner, name): now for name in FIELDS["into_text"].every if other.get(name) == old}
     for path, part in nested_configs(data):
         for follower, leader in row_for(str(part.get("model_type"))).follows.items():
             value = _at(part, leader.split("."))
@@ -84,8 +83,8 @@ def _text_width(data: Mapping[str, Any], path: Path) -> int | None:
     """The width of the text that is a part of one configuration."""
     for key in path:
         data = data.get(key) or {}
-    text = next((data[name] for name in _TEXTS if isinstance(data.get(name), Mapping)), {})
-    return first(text, "hidden")
+    texts = (data[name] for name in _TEXTS if isinstance(data.get(name), Mapping))
+    return next((first(text, "hidden") for text in texts), None)
 
 
 def _at(data: Mapping[str, Any], keys: list[str]) -> Any:
