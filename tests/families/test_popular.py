@@ -66,7 +66,7 @@ def test_what_a_tower_writes_follows_the_tower_that_reads_it():
     grown = with_edits(data, edits(data, Goal.parse("hidden=3")))
     assert grown["vision_config"]["out_hidden_size"] == grown["text_config"]["hidden_size"] == 192
     assert not following(grown, grown)
-    data["vision_config"]["out_hidden_size"] = 8  # a width of its own
+    data = {**data, "vision_config": {**data["vision_config"], "out_hidden_size": 8}}  # a width of its own
     grown = with_edits(data, edits(data, Goal.parse("hidden=3")))
     assert grown["vision_config"]["out_hidden_size"] == 8
 
