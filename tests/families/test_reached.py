@@ -149,3 +149,14 @@ def test_sound_stands_between_the_words():
     batch = batch_for(model, config)
     assert bool((batch["input_ids"] == 90).any())
     assert any(name.startswith("model.audio_tower.conv1") for name in gradients(model, batch))
+
+
+def test_a_tower_alone_writes_less_in_its_small_copy():
+    eye = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 512}
+    raw = {
+        "model_type": "qwen3_vl_vision",
+        **eye,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    }
+    assert as_data(small(raw)[1])["out_hidden_size"] == 56

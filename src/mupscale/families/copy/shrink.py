@@ -307,6 +307,11 @@ def _narrower(path: Path, part: Mapping[str, Any], gently: bool) -> Iterator[lis
             kept = gently and main and part[name] % names["E"] == 0
             sizes = [{(*path, name): size} for size in _FFN if size < part[name]]
             yield [_in_ratio(path, name, part[name] // names["E"])] if kept else sizes
+    for name in (
+        () if path else FIELDS["into_text"].every
+    ):  # a tower alone writes for a text that is not there
+        if type(part.get(name)) is int:
+            yield [{(name,): size} for size in _STREAM if size < part[name]]
 
 
 def _in_ratio(path: Path, name: str, ratio: int) -> Any:
