@@ -4,7 +4,7 @@
     python benchmarks/families.py --quick    one configuration of each type at k = 2, with fewer steps
 
 All in float64 with the models' own casts lifted. `families_popular.py` measures the 115 types that are used most,
-`families_wide.py` every type of the installed transformers.
+`families_wide.py` types that are drawn at random.
 
 The last line is `exact=A/B types=T refused=R worst=E`; the exit code is 1 when that misses its bounds.
 """

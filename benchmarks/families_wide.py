@@ -1,92 +1,141 @@
-"""The wide net: every model type of the installed transformers, each in a process with limits.
+"""The wide net: types of the installed transformers that nobody chose, each in a process with limits.
 
-The default configuration of a type is shrunk, planned and proved by real AdamW steps. Listed are exact types,
-refused ones with the reason, and those not tried with the reason. A plan that is accepted and then fails its proof
-is a failure of this benchmark. The result is families_wide.md.
+At least 100 types are drawn by a stored seed from all that are neither in `popular_types.py` nor among the first 168 of
+families_wide.json. The default configuration of each is planned by `-k 2` as `mupscale` does it: shrunk, searched, proved by
+AdamW steps, and what is refused gets the remedies that the refusal names and was tried with. What is accepted is also grown at the
+size of the small copy, saved, loaded again in the stock class, and gives the base's loss or is `silent`. Types that transformers
+alone does not build, and parts of other types, are listed with the reason and do not count. The result is families_wide.md.
 
-    python benchmarks/families_wide.py                    goes on where it stopped; delete families_wide.json to begin anew
-    python benchmarks/families_wide.py --only bert,llama
+    python benchmarks/families_wide.py                    what is not stored for this code; it goes on where it stopped
+    python benchmarks/families_wide.py --only bert,llama  these, whatever is stored
+    python benchmarks/families_wide.py --refused          drawn types that are stored and not exact
 
-The last line is `types=T exact=E refused=R not_tried=N broken=B held_out=H worst=W`; the exit code is 1 when a plan was
-accepted and did not hold.
+The last line is `drawn=D exact=E share=S refused=R remedied=M by_nature=N slow=L silent=Q crashed=C worst=W not_built=B`; the exit
+code is 1 when anything is silent or crashed, or the share of exact types is below 0.6.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
-import random
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from harness.evidence import is_of, key_of
-from harness.family_configs import EXACT
-from harness.limited import limited, silent
+from harness.limited import HANG, limited, silent
+from harness.popular_types import POPULAR
 from harness.program import Outcome, option, run
 
 SECONDS, MEMORY, STEPS = 60, 6 << 30, 5
+SEED, LEAST, SHARE, BOUND = 20261119, 100, 0.6, 1e-10
+NOT_BUILT = "does not build"
 RESULT = Path(__file__).with_name("families_wide.md")
 DATA = RESULT.with_suffix(".json")
+Row = dict[str, Any]
 
 
-def attempt(model_type: str, k: int = 2) -> dict[str, Any]:
-    """One type, in this process: exact with figures, refused or not tried with a reason, or broken."""
-    import torch
-
-    torch.set_num_threads(1)
+def attempt(model_type: str) -> Row:
+    """One type, in this process: exact with figures, refused with the code and what was tried instead, or silent."""
     from mupscale.errors import MupscaleError
-    from mupscale.families.config.goal import Goal
-    from mupscale.families.config.grown import check_growth
-    from mupscale.families.models import as_data, config_from, model_class, on_meta
-    from mupscale.families.plan import family_plan
-    from mupscale.families.prove import prove
+    from mupscale.families.config.multipliers import TOWERS
+    from mupscale.families.models import as_data, config_from
+    from mupscale.families.process import answer
+    from mupscale.families.record import FamilyPlan
 
+    if why := unbuilt(model_type):
+        return {"verdict": NOT_BUILT, "why": why}
+    raw = as_data(config_from({"model_type": model_type}))
+    request: Row = dict.fromkeys(("to", "architecture", "export", "stored", "declared"))
+    request |= {"config": raw, "multipliers": "2", "by": "copies", "centred": False, "steps": STEPS}
     try:
-        config = config_from({"model_type": model_type})
-        raw = as_data(config)
-        config = config_from(raw)
-        on_meta(config, model_class(config))
-    except Exception as error:
-        return {"verdict": "not tried", "why": f"its default configuration does not build: {_line(error)}"}
-    try:
-        check_growth(raw, Goal.parse(k))
-        family = family_plan(raw, k)
+        family = FamilyPlan.of_json(answer(request))
     except MupscaleError as refusal:
-        verdict = "not tried" if refusal.claim.startswith("no batch is known") else "refused"
-        return {"verdict": verdict, "why": _line(refusal)}
-    except Exception as error:
-        return {"verdict": "refused", "why": f"model code: {type(error).__name__} {_line(error)}"}
-    try:
-        evidence = prove(family, STEPS).evidence
-    except Exception as error:
-        return {"verdict": "BROKEN", "why": _line(error)}
+        ways = [f.remedy for f in refusal.faults if f.code.startswith("goal.") and "-k" in f.remedy]
+        for tower in TOWERS if not ways and all(f"{t}_config" in raw for t in TOWERS) else ():
+            try:
+                answer({**request, "multipliers": f"{tower}=2"})
+            except MupscaleError:
+                continue
+            ways.append(f"-k {tower}=2 is exact, and is not named")
+        return {"verdict": "refused", "code": refusal.code, "ways": ways, "why": _line(refusal)}
+    error, evidence = loaded_again(family), family.evidence
     return {
-        "verdict": "exact",
+        "verdict": "exact" if error <= BOUND else "silent",
         "why": f"{family.architecture}, {evidence.trials} trials",
-        "worst": max(evidence.worst_gradient, evidence.worst_step),
+        "worst": max(evidence.worst_gradient, evidence.worst_step, error),
         "control": evidence.control,
     }
 
 
+def unbuilt(model_type: str) -> str:
+    """Why transformers alone builds no model of the default configuration; empty if it does."""
+    import torch
+    from transformers import CONFIG_MAPPING
+
+    from mupscale.errors import MupscaleError
+    from mupscale.families.models import model_class, on_meta
+
+    torch.set_num_threads(1)
+    try:
+        config = CONFIG_MAPPING[model_type]()
+        config = CONFIG_MAPPING[model_type].from_dict(config.to_dict())
+        on_meta(config, model_class(config))
+    except MupscaleError as refusal:
+        return "" if refusal.code == "family.class_of_other_type" else _line(refusal)
+    except Exception as error:
+        return _line(error)
+    return ""
+
+
+def loaded_again(family: Any) -> float:
+    """How far the loss of the small copy moves when it is grown, saved, and loaded again by the stock class."""
+    import torch
+
+    from harness.popular import reloaded
+    from mupscale.families.prove import small_copy
+    from mupscale.models.float64 import cast_, lifted_casts
+    from mupscale.plans.direction import Direction
+    from mupscale.plans.wide_model import fill_model_
+    from mupscale.tensors.differences import loss_gap
+
+    copied = small_copy(family, 1)
+    wide = cast_(fill_model_(copied.wide(), copied.base, Direction(copied.plan)), torch.float64)
+    with lifted_casts(), torch.no_grad():
+        # Loading computes what no checkpoint stores, such as angles, in float32: both ends are loaded again.
+        before, after = (float(copied.losses[0](reloaded(model, family))) for model in (copied.base, wide))
+    return loss_gap(before, after)
+
+
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    return " ".join(str(error).split())[:400]
 
 
-def measured(model_type: str) -> dict[str, Any]:
+def measured(model_type: str, seconds: int = SECONDS) -> Row:
     """A type with its verdict, from a process with limits."""
-    outcome = limited(silent(lambda: attempt(model_type)), SECONDS, MEMORY)
+    outcome = limited(silent(lambda: attempt(model_type)), seconds, MEMORY)
+    took = {"seconds": round(outcome.seconds, 1)}
     if outcome.done:
-        return dict(outcome.value)
-    limits = f"with limits of {SECONDS} CPU seconds and {MEMORY >> 30} GiB"
-    return {"verdict": "not tried", "why": f"its process ended ({outcome.value}), {limits}"}
+        return {**outcome.value, **took}
+    if outcome.value in (HANG, "memory"):
+        return {"verdict": "slow", "why": f"over {seconds} CPU seconds or {MEMORY >> 30} GiB", **took}
+    return {"verdict": "crashed", "why": str(outcome.value), **took}
+
+
+def pool(types: list[str], results: dict[str, Row]) -> list[str]:
+    """The types that may be drawn, in the order in which they are; what is drawn already stays among them."""
+    taken = {case.model_type for case in POPULAR} | {n for n, row in results.items() if "drawn" not in row}
+    order = {name: hashlib.sha256(f"{SEED}/{name}".encode()).digest() for name in types if name not in taken}
+    return sorted(order, key=order.__getitem__)
 
 
 def measure(chosen: argparse.Namespace) -> Outcome:
-    """Try every type (or those named), going on where earlier runs stopped."""
+    """Draw and try types, going on where earlier runs stopped."""
     import torch
     import transformers.masking_utils
     import transformers.modeling_utils  # noqa: F401 - imported once, before children are forked
@@ -95,61 +144,105 @@ def measure(chosen: argparse.Namespace) -> Outcome:
     import mupscale.families.prove  # noqa: F401
 
     torch.set_num_threads(1)
-    only = chosen.only.split(",") if chosen.only else None
-    known = {case.model_type for case in EXACT}
-    results: dict[str, dict[str, Any]] = json.loads(DATA.read_text()) if DATA.exists() else {}
-    types = sorted(CONFIG_MAPPING.keys())
-    key = key_of("families_wide")
-    rest = [name for name in only or types if not is_of(key, results.get(name, {}))]
-    if not only:
-        random.Random(0).shuffle(rest)
-    for name in rest:
-        found = measured(name)
-        results[name] = {**found, "key": key}
-        print(f"{name:32} {found['verdict']:10} {found['why'][:200]}", flush=True)
-        DATA.write_text(json.dumps(dict(sorted(results.items())), indent=0) + "\n", encoding="utf-8")
-        RESULT.write_text(page(results, known, len(types)), encoding="utf-8")
-    broken = [f"{name}: {r['why']}" for name, r in results.items() if r["verdict"] == "BROKEN"]
-    return Outcome(summary(results, known), broken)
+    results: dict[str, Row] = json.loads(DATA.read_text()) if DATA.exists() else {}
+    drawn = pool(list(CONFIG_MAPPING.keys()), results)
+    again = {n for n in drawn if results.get(n, {}).get("verdict") not in (None, "exact", NOT_BUILT)}
+    key, built = key_of("families_wide"), 0
+    names = chosen.only.split(",") if chosen.only else drawn
+    for name in names:
+        if not chosen.only and built >= LEAST:
+            break
+        known = results.get(name, {})
+        wanted = chosen.only or (name in again if chosen.refused else not is_of(key, known))
+        if wanted:
+            known = {
+                **measured(name, chosen.seconds),
+                "key": key,
+                **({"drawn": SEED} if name in drawn else {}),
+            }
+            results[name] = known
+            print(
+                f"{name:32} {known['verdict']:10} {known['seconds']:5.1f} s {known['why'][:200]}", flush=True
+            )
+            DATA.write_text(json.dumps(dict(sorted(results.items())), indent=0) + "\n", encoding="utf-8")
+            RESULT.write_text(page(results), encoding="utf-8")
+        built += known.get("verdict", NOT_BUILT) != NOT_BUILT
+    return Outcome(summary(results), [] if chosen.only else faults(results))
 
 
-def summary(results: dict[str, dict[str, Any]], known: set[str]) -> str:
-    counts = {
-        v: sum(r["verdict"] == v for r in results.values())
-        for v in ("exact", "refused", "not tried", "BROKEN")
-    }
-    held_out = [r for name, r in results.items() if name not in known and r["verdict"] != "not tried"]
-    rate = sum(r["verdict"] == "exact" for r in held_out)
-    worst = max((r["worst"] for r in results.values() if r["verdict"] == "exact"), default=0.0)
+def in_draw(results: dict[str, Row]) -> dict[str, Row]:
+    """The rows that were drawn."""
+    return {name: row for name, row in results.items() if "drawn" in row}
+
+
+def faults(results: dict[str, Row]) -> list[str]:
+    """What the drawn rows do not show as they must."""
+    rows = {n: row for n, row in in_draw(results).items() if row["verdict"] != NOT_BUILT}
+    found = [f"{n}: {row['why']}" for n, row in rows.items() if row["verdict"] in ("silent", "crashed")]
+    exact = sum(row["verdict"] == "exact" for row in rows.values())
+    if len(rows) < LEAST or exact < SHARE * len(rows):
+        found.append(f"{exact} of {len(rows)} types are exact, expected {SHARE} of at least {LEAST}")
+    return found
+
+
+def summary(results: dict[str, Row]) -> str:
+    rows = in_draw(results).values()
+    count = Counter(row["verdict"] for row in rows)
+    total = sum(count.values()) - count[NOT_BUILT]
+    refused = [row for row in rows if row["verdict"] == "refused"]
+    worst = max((row["worst"] for row in rows if row["verdict"] == "exact"), default=0.0)
     return (
-        f"types={len(results)} exact={counts['exact']} refused={counts['refused']} not_tried={counts['not tried']} "
-        f"broken={counts['BROKEN']} held_out={rate}/{len(held_out)} worst={worst:.1e}"
+        f"drawn={total} exact={count['exact']} share={count['exact'] / max(total, 1):.2f} refused={count['refused']} "
+        f"remedied={sum(bool(row['ways']) for row in refused)} by_nature={sum('by nature' in row['why'] for row in refused)} "
+        f"slow={count['slow']} silent={count['silent']} crashed={count['crashed']} worst={worst:.1e} "
+        f"not_built={count[NOT_BUILT]}"
     )
 
 
-def page(results: dict[str, dict[str, Any]], known: set[str], total: int) -> str:
+def page(results: dict[str, Row]) -> str:
     import transformers
 
+    rows = in_draw(results)
     lines = [
-        "# Every model type of transformers, at its default configuration, k = 2",
+        "# Model types of transformers that nobody chose, at their default configuration, k = 2",
         "",
-        f"`python benchmarks/families_wide.py`, transformers {transformers.__version__}: {len(results)} of {total} types so far. Each type: shrunk "
-        f"copy, search, gradient identity on every tensor, {STEPS} AdamW steps with state carried over, float64.",
+        f"`python benchmarks/families_wide.py`, transformers {transformers.__version__}: types drawn by the seed {SEED}, neither among the "
+        f"much-used ones nor among those below. Each type: shrunk copy, search, gradient identity on every tensor, {STEPS} AdamW steps "
+        "with state carried over, a reload by the stock class, float64.",
         "",
-        f"`{summary(results, known)}`",
-        "",
-        "*held_out* leaves out the types of `family_configs.py`, on which the search was made.",
+        f"`{summary(results)}`",
     ]
-    for verdict in ("BROKEN", "exact", "refused", "not tried"):
-        rows = [(n, r) for n, r in results.items() if r["verdict"] == verdict]
-        if rows:
-            lines += ["", f"## {verdict} ({len(rows)})", "", "| type | | worst |", "|---|---|---|"]
-            lines += [
-                f"| {n} | {r['why'].replace('|', '/')} | {format(r['worst'], '.0e') if 'worst' in r else ''} |"
-                for n, r in rows
-            ]
+    causes = Counter(row["code"] for row in rows.values() if row["verdict"] == "refused")
+    lines += [
+        "",
+        "| refused because | types |",
+        "|---|---|",
+        *(f"| {c} | {n} |" for c, n in causes.most_common()),
+    ]
+    for verdict in ("silent", "crashed", "exact", "refused", "slow", NOT_BUILT):
+        lines += _table(f"{verdict}, drawn", {n: row for n, row in rows.items() if row["verdict"] == verdict})
+    earlier = {n: row for n, row in results.items() if n not in rows}
+    for verdict in dict.fromkeys(row["verdict"] for row in earlier.values()):
+        lines += _table(
+            f"{verdict}, earlier", {n: row for n, row in earlier.items() if row["verdict"] == verdict}
+        )
     return "\n".join(lines) + "\n"
 
 
+def _table(title: str, rows: dict[str, Row]) -> list[str]:
+    """A table of types, each with the reason, what works instead, and the worst error."""
+    if not rows:
+        return []
+    lines = ["", f"## {title} ({len(rows)})", "", "| type | | instead | worst |", "|---|---|---|---|"]
+    for name, row in rows.items():
+        instead = "; ".join(row.get("ways", ())) or ("by nature" if "by nature" in row["why"] else "")
+        worst = format(row["worst"], ".0e") if "worst" in row else ""
+        lines.append(f"| {name} | {row['why'].replace('|', '/')} | {instead} | {worst} |")
+    return lines
+
+
 if __name__ == "__main__":
-    sys.exit(run(measure, option("--only", help="types, separated by commas"), doc=__doc__))
+    only = option("--only", help="types, separated by commas")
+    refused = option("--refused", action="store_true", help="drawn types that are stored and not exact")
+    seconds = option("--seconds", type=int, default=SECONDS, help="CPU seconds that a type may take")
+    sys.exit(run(measure, only, refused, seconds, doc=__doc__))

@@ -21,7 +21,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from benchmarks.families_wide import DATA  # noqa: E402
+from benchmarks.families_wide import DATA, in_draw  # noqa: E402
+from benchmarks.families_wide import summary as wide_summary  # noqa: E402
 from benchmarks.public_models import table  # noqa: E402
 from docs.refusals import refusals  # noqa: E402
 from harness.evidence import EARLIER, is_of, key_of, mark  # noqa: E402
@@ -411,18 +412,21 @@ def families() -> str:
     ]
     refused = [f"- **{case.name}**: {reason}." for case, reason in cases]
     found = json.loads(DATA.read_text(encoding="utf-8"))
-    counts = Counter(str(entry["verdict"]) for entry in found.values())
+    drawn, here = in_draw(found), mark("benchmarks/families_wide.json")
+    causes = Counter(entry["code"] for entry in drawn.values() if entry["verdict"] == "refused")
+    earlier = Counter(str(entry["verdict"]) for name, entry in found.items() if name not in drawn)
     exact = sorted(name for name, entry in found.items() if entry["verdict"] == "exact")
-    verdicts = "\n".join(f"| {verdict} | {count} |" for verdict, count in sorted(counts.items()))
     net = [
-        "\n## Other model types, tried in bulk\n",
-        "`python benchmarks/families_wide.py` takes model types of transformers at their default configuration. It shrinks each",
-        "one, searches for a plan and proves it with five AdamW steps.\n",
-        f"| verdict | types, of {len(found)} |\n|---|---|\n{verdicts}\n",
-        f"Accepted plans that failed their proof: {counts['BROKEN']}{mark('benchmarks/families_wide.json')}. The reasons are listed",
-        "in `benchmarks/families_wide.md`.\n",
-        "These counts are not a held-out success rate. Most types so far are well known and were chosen; some were taken in random",
-        "order. The search was improved while the list was made.\n",
+        "\n## Other model types, drawn\n",
+        "`python benchmarks/families_wide.py` draws model types of transformers by a stored seed, and takes them at their default",
+        "configuration. It shrinks each one, searches for a plan, proves it with five AdamW steps, and loads the grown copy again in",
+        "the stock class. Types that transformers alone does not build do not count.\n",
+        f"`{wide_summary(found)}`{here}\n",
+        "| refused because | types |\n|---|---|",
+        *(f"| `{cause}` | {count} |" for cause, count in causes.most_common()),
+        f"\nBefore the draw, {sum(earlier.values())} other types were tried, most of them well known and chosen: "
+        f"{', '.join(f'{verdict} {count}' for verdict, count in sorted(earlier.items()))}{here}. The search was improved while",
+        "they were. All reasons are listed in `benchmarks/families_wide.md`.\n",
         f"Exact: {', '.join(exact) or 'none'}.",
     ]
     return (

@@ -28,8 +28,8 @@ CASES = {case.name: case for case in POPULAR}
 # each kind of row; the others take seconds each.
 QUICK = ("mpt", "siglip", "esm", "nemotron_h", "qwen3_5_text")
 SLOW = (
-    "bamba", "falcon_h1", "granitemoehybrid", "zamba2", "qwen3_next", "phimoe", "llava", "paligemma",
-    "siglip2", "qwen2_5_vl", "qwen3_vl", "gemma3n_text", "gemma4_text",
+    "bamba", "falcon_h1", "granitemoehybrid", "zamba2", "qwen3_next", "phimoe", "paligemma", "siglip2",
+    "gemma3n_text", "gemma4_text",
 )  # fmt: skip
 
 
@@ -59,16 +59,16 @@ def test_a_row_makes_its_type_exact_and_without_it_there_is_no_plan(name, few_tr
         family_plan(raw_of(name), 2)
 
 
-def test_what_a_tower_writes_follows_the_tower_that_reads_it(monkeypatch):
+def test_what_a_tower_writes_follows_the_tower_that_reads_it():
     data = raw_of("qwen2_5_vl")
     data["text_config"]["model_type"] = "qwen2_5_vl_text"
     data["vision_config"]["model_type"] = "qwen2_5_vl_vision"
     grown = with_edits(data, edits(data, Goal.parse("hidden=3")))
     assert grown["vision_config"]["out_hidden_size"] == grown["text_config"]["hidden_size"] == 192
-    assert not following(grown)
-    monkeypatch.delitem(ROWS, "qwen2_5_vl")
+    assert not following(grown, grown)
+    data = {**data, "vision_config": {**data["vision_config"], "out_hidden_size": 8}}  # a width of its own
     grown = with_edits(data, edits(data, Goal.parse("hidden=3")))
-    assert grown["vision_config"]["out_hidden_size"] == 64
+    assert grown["vision_config"]["out_hidden_size"] == 8
 
 
 def test_one_tower_grows_and_what_the_other_writes_for_it_follows():

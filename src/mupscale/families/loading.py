@@ -35,6 +35,7 @@ def _load(directory: str, dtype: Any, architecture: str | None = None, absent: C
     with quiet():
         model, info = model_class(config, architecture).from_pretrained(
             directory,
+            config=config,  # a class may stand for several types, and would read the fields of its own
             dtype=dtype,
             output_loading_info=True,
             attn_implementation="eager",

@@ -169,18 +169,9 @@ def _plain(value: Any) -> Any:
 def model_class(config: Config, architecture: str | None = None) -> Any:
     """The stock class that holds this configuration: the one it names, or the usual one of its type."""
     import transformers
-    from transformers.models.auto import modeling_auto
 
-    named = architecture or next(iter(getattr(config, "architectures", None) or ()), None)
-    kind = config.model_type
-    if named is None:
-        # Decoders of encoder-decoder types have a class of their own; the whole model is meant.
-        whole = bool(getattr(config, "is_encoder_decoder", False))
-        for table in sorted(_HEADS, key=lambda table: whole and "CAUSAL_LM" in table and "SEQ" not in table):
-            found = getattr(modeling_auto, table, {}).get(kind)
-            if found:
-                named = found if isinstance(found, str) else found[0]
-                break
+    kind, usual = config.model_type, _usual_classes(config)
+    named = architecture or next(iter(getattr(config, "architectures", None) or usual), None)
     if named is None or not named.isidentifier():
         raise MupscaleError(
             f"no class is known for model_type {kind!r}; name it with architecture= (--architecture)",
@@ -193,10 +184,26 @@ def model_class(config: Config, architecture: str | None = None) -> Any:
             code="family.unknown_class",
         )
     expected = getattr(cls, "config_class", None)
-    if expected is not None and not isinstance(config, expected):
+    if expected is not None and not isinstance(config, expected) and named not in usual:
         what = f"{named} is built from {expected.__name__}, found {type(config).__name__}"
         raise MupscaleError(f"{what}; name a class of model_type {kind!r}", code="family.class_of_other_type")
     return cls
+
+
+def _usual_classes(config: Config) -> list[str]:
+    """The names of the stock classes of a type, likeliest first; some types have no class of their own.
+
+    >>> from transformers import CONFIG_MAPPING
+    >>> _usual_classes(CONFIG_MAPPING["internlm3"]())[0]
+    'LlamaForCausalLM'
+    """
+    from transformers.models.auto import modeling_auto
+
+    # Decoders of encoder-decoder types have a class of their own; the whole model is meant.
+    whole = bool(getattr(config, "is_encoder_decoder", False))
+    tables = sorted(_HEADS, key=lambda table: whole and "CAUSAL_LM" in table and "SEQ" not in table)
+    found = [getattr(modeling_auto, table, {}).get(config.model_type) or () for table in tables]
+    return [name for names in found for name in ((names,) if isinstance(names, str) else names)]
 
 
 @contextmanager

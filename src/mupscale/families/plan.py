@@ -30,8 +30,9 @@ from .config.multipliers import Multipliers
 from .config.nested import edits, following, nested_configs, with_edits
 from .copy.lift import Tensors
 from .copy.losses import NoBatchError
+from .copy.reached import TOKENS
 from .copy.shrink import count, goals_of, growth, growth_of, shrunk
-from .copy.small_search import TOKENS, search_small
+from .copy.small_search import search_small
 from .copy.trial import End
 from .models import (
     Config,
@@ -240,11 +241,13 @@ def _stored_names(config: Mapping[str, Any] | str | File) -> Sequence[str]:
 
 def _wide_data(raw: Mapping[str, Any], chain: Chain, wide: End, width: Width) -> dict[str, Any]:
     """The content of the wide config.json: the base's fields with those that grow replaced, or all of another class."""
-    if width.export == "granite" or chain.last.cls is not chain.start.cls:
+    # A class that stands for another type reads the fields of its own, and would miss those with two names.
+    borrowed = not isinstance(wide.config, wide.cls.config_class)
+    if width.export == "granite" or chain.last.cls is not chain.start.cls or borrowed:
         return _written(wide.config)
     changed = edits(as_data(chain.last.config), width.goal)
     written = with_edits(raw, {**chain.edits, **changed})
-    written = with_edits(written, following(written))
+    written = with_edits(written, following(written, written))
     # A field that is left out (for example a head size) may be derived from one that grew, so it is written.
     ends = dict(nested_configs(as_data(wide.config)))
     for path, part in nested_configs(as_data(config_from(written))):

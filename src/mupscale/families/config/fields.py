@@ -55,7 +55,7 @@ FIELDS: Mapping[str, Meaning] = {
             "hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_sizes", "embed_dims", "embedding_size",
             "word_embed_proj_dim", "encoder_hidden_size", "decoder_hidden_size", "neck_hidden_sizes", "emb_dim",
             "embedding_dim", "model_dim", "hidden_dims", "encoder_embed_dim", "decoder_embed_dim", "channels",
-            "stem_channels", "encoder_width", "d_embed", "width", "attention_hidden_size",
+            "stem_channels", "encoder_width", "d_embed", "width", "attention_hidden_size", "embed_dim_per_stage",
         ),
         main=("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "embedding_dim", "model_dim"),
     ),
@@ -65,6 +65,7 @@ FIELDS: Mapping[str, Meaning] = {
             "decoder_attention_heads", "decoder_num_attention_heads", "encoder_num_attention_heads",
             "num_encoder_attention_heads", "num_decoder_attention_heads", "encoder_n_heads", "decoder_n_heads",
             "mamba_n_heads", "mamba_num_heads", "linear_num_value_heads", "linear_num_key_heads",
+            "num_attention_heads_per_stage",
         ),
         main=("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads", "attention_heads"),
     ),
@@ -83,6 +84,8 @@ FIELDS: Mapping[str, Meaning] = {
         )
     ),
     "head_dim": Meaning(("head_dim", "d_kv", "kv_channels"), main=("head_dim", "d_kv", "kv_channels")),
+    # The width of the text, repeated in the configuration of a part that writes into it.
+    "into_text": Meaning(("out_hidden_size", "text_hidden_size", "output_dim", "mm_embed_dim", "language_hidden_size")),
     "layers": Meaning(
         r"^(n_layers?|num_(hidden_|encoder_|decoder_)?layers|encoder_(num_)?(hidden_)?layers|decoder_(num_)?(hidden_)?layers|"
         r"n_(encoder|decoder)_layers|layers|num_blocks|num_hidden_groups|num_conv_layers|num_encoder_blocks)$"
@@ -93,7 +96,7 @@ FIELDS: Mapping[str, Meaning] = {
         grows=("vocab_size",),
     ),
     "positions": Meaning(
-        r"^(max_position_embeddings|n_positions|n_ctx|max_(source|target)_positions|max_sequence_length|seq_length)$",
+        r"^(max_position_embeddings|n_positions|n_ctx|max_(source|target)_positions|max_sequence_length|max_length|seq_length)$",
         main=("max_position_embeddings", "n_positions"),
         grows=("max_position_embeddings", "n_positions"),
     ),

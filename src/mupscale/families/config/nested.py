@@ -12,10 +12,11 @@ from typing import Any
 
 from ..types.rows import row_for
 from ..types.symbols import power, symbols
-from .fields import USUAL
+from .fields import FIELDS, USUAL, first
 from .goal import Goal
 
 Path = tuple[str, ...]
+_TEXTS = ("text_config", "llm_config", "language_config")
 
 
 def nested_configs(data: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Mapping[str, Any]]]:
@@ -54,18 +55,36 @@ def edits(data: Mapping[str, Any], goal: Goal) -> dict[Path, Any]:
         for name, text in row.config.items():
             if k != 1 and isinstance(part.get(name), (int, float)):
                 changed[(*path, name)] = part[name] * float(power(text, k))
-    return {**changed, **following(with_edits(data, changed))}
+    return {**changed, **following(with_edits(data, changed), data)}
 
 
-def following(data: Mapping[str, Any]) -> dict[Path, Any]:
-    """Fields that must equal others and do not, with the value that they take."""
+def following(data: Mapping[str, Any], before: Mapping[str, Any]) -> dict[Path, Any]:
+    """Fields that must equal others and do not, with the value that they take; they may have been equal `before`.
+
+    >>> def eyes(text: int, out: int) -> dict[str, object]:
+    ...     return {"text_config": {"hidden_size": text}, "vision_config": {"model_type": "x", "out_hidden_size": out}}
+    >>> following(eyes(128, 64), eyes(64, 64)), following(eyes(128, 32), eyes(64, 32))
+    ({('vision_config', 'out_hidden_size'): 128}, {})
+    """
     changed: dict[Path, Any] = {}
+    for path, part in nested_configs(before):
+        now, old = (_text_width(whole, path) for whole in (data, before))
+        for inner, other in nested_configs(part, path) if now not in (None, old) else ():
+            changed |= {(*inner, name): now for name in FIELDS["into_text"].every if other.get(name) == old}
     for path, part in nested_configs(data):
         for follower, leader in row_for(str(part.get("model_type"))).follows.items():
             value = _at(part, leader.split("."))
             if value is not None and _at(part, follower.split(".")) not in (None, value):
                 changed[(*path, *follower.split("."))] = value
     return changed
+
+
+def _text_width(data: Mapping[str, Any], path: Path) -> int | None:
+    """The width of the text that is a part of one configuration."""
+    for key in path:
+        data = data.get(key) or {}
+    texts = (data[name] for name in _TEXTS if isinstance(data.get(name), Mapping))
+    return next((first(text, "hidden") for text in texts), None)
 
 
 def _at(data: Mapping[str, Any], keys: list[str]) -> Any:

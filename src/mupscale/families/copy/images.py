@@ -1,7 +1,7 @@
-"""Batches with images: pixels in the forms that model types ask for, and texts with room for what the pixels become.
+"""Batches with images: pixels in the forms that model types ask for, and texts with room for what they become.
 
-A vision-language model replaces special tokens of its text by features of its images. How many there are is asked of
-the model itself, so no processor is needed.
+A model that reads images or sound next to text replaces special tokens of its text by their features. How many there are is
+asked of the model itself, so no processor is needed.
 """
 
 from __future__ import annotations
@@ -41,27 +41,34 @@ def images(
     size = merged.get("image_size", merged.get("input_size"))
     known = tuple(size) if isinstance(size, (list, tuple)) else (size, size) if type(size) is int else None
     small = known if known and max(known) < 64 else (64, 64)
+    if known and merged.get("image_grid_pinpoints") and "image_sizes" in accepted:
+        height, width = sorted(merged["image_grid_pinpoints"], key=sum)[0]
+        tiles = 1 + (height // known[0]) * (width // known[1])
+        yield {
+            "pixel_values": _random((number, tiles, channels, *known), generator),
+            "image_sizes": torch.tensor([[height, width]] * number),
+        }
     for height, width in dict.fromkeys((small, known or small, (224, 224))):
         yield {"pixel_values": _random((number, channels, height, width), generator)}
     if "pixel_attention_mask" in accepted:  # several images for each text
         yield {"pixel_values": _random((number, 1, channels, *(known or small)), generator)}
 
 
-def beside_text(model: nn.Module, given: Batch, ids: Tensor, token: int) -> Batch | None:
-    """The images with texts of `ids` that hold one image each; None if the model does not take them.
+def beside_text(model: nn.Module, given: Batch, ids: Tensor, token: int, kind: str = "image") -> Batch | None:
+    """The images with texts of `ids` that hold one image each; None if the model does not take them. So for audio.
 
-    `token` marks the places of image features. They stand behind the first word:
+    `token` marks the places of features. They stand behind the first word:
 
     >>> _inserted(torch.tensor([[5, 6, 7]]), 9, 2)
     tensor([[5, 9, 9, 6, 7]])
     """
-    features = getattr(model, "get_image_features", None)
+    features = getattr(model, f"get_{kind}_features", None)
     if features is None:
         return None
-    kind = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     try:
         with torch.no_grad(), quiet():
-            found = features(**{k: v.to(kind) if v.is_floating_point() else v for k, v in given.items()})
+            found = features(**{k: v.to(dtype) if v.is_floating_point() else v for k, v in given.items()})
         found = getattr(found, "pooler_output", found)
         parts = list(found) if isinstance(found, (list, tuple)) else [found]
         rows = sum(part.numel() // part.shape[-1] for part in parts)

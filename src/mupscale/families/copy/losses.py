@@ -7,7 +7,7 @@ averages of nonlinear functions over the growing axis. Copies do not change such
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..types.rows import row_for
 from .images import Batch, beside_text, images
 
 _BATCH, _LENGTH = 3, 11
+_MASKS = ("input_features_mask", "feature_attention_mask")
 
 
 class NoBatchError(MupscaleError):
@@ -52,17 +53,40 @@ def batches(model: nn.Module, config: Config, seed: int = 0) -> Iterator[Batch]:
     for name, make in (("input_values", _waves), ("input_features", _features)):
         if name in accepted:
             options = [{**o, name: value} for value in make(merged, generator) for o in options]
-    token = merged.get("image_token_id", merged.get("image_token_index"))
+    if "global_attention_mask" in accepted and "input_ids" in base:
+        base["global_attention_mask"] = (torch.arange(_LENGTH) < 1).long().expand(_BATCH, -1)
+    if "input_features" in accepted and "input_ids" in accepted:
+        heard = _masked(accepted, merged, generator)
+        yield from _beside_text(model, {**base, "input_ids": ids}, heard, merged, "audio")
     if "pixel_values" in accepted:
         seen = list(images(accepted, merged, _BATCH, generator))
-        for given in seen if "input_ids" in base else ():
-            if type(token) is int and (texts := beside_text(model, given, ids, token)) is not None:
-                yield {**base, **{name: value for name, value in texts.items() if name in accepted}}
+        if "input_ids" in base:
+            yield from _beside_text(model, base, seen, merged, "image")
         options = [{**o, **given} for given in seen for o in options]
     for option in options:
         yield {**base, **option}
     if "pixel_values" in accepted and main == "input_ids":
         yield base
+
+
+def _beside_text(
+    model: nn.Module, base: Batch, given: Iterable[Batch], merged: Mapping[str, Any], kind: str
+) -> Iterator[Batch]:
+    """Texts with the images, or the sound, that a model accepts between their words."""
+    token = merged.get(f"{kind}_token_id", merged.get(f"{kind}_token_index"))
+    accepted = set(inspect.signature(model.forward).parameters)
+    for one in given if type(token) is int else ():
+        if (texts := beside_text(model, one, base["input_ids"], token, kind)) is not None:
+            yield {**base, **{name: value for name, value in texts.items() if name in accepted}}
+
+
+def _masked(accepted: set[str], merged: Mapping[str, Any], generator: torch.Generator) -> Iterator[Batch]:
+    """Sound as features, with the mask that says that all of it counts where a model takes one."""
+    mask = next((name for name in _MASKS if name in accepted), None)
+    for sound in _features(merged, generator):
+        for dim in (2, 1) if mask else ():
+            yield {"input_features": sound, str(mask): torch.ones(_BATCH, sound.shape[dim], dtype=torch.long)}
+        yield {"input_features": sound}
 
 
 def _words(data: Mapping[str, Any], merged: Mapping[str, Any]) -> Tensor:
@@ -120,7 +144,7 @@ def find_batch(model: nn.Module, config: Config) -> tuple[Batch, int]:
     for which, batch in enumerate(batches(model, config)):
         try:
             with torch.no_grad(), quiet():
-                if list(tensors_in(model(**_cast(batch, model)))):
+                if list(tensors_in(model(**cast_to(model, batch)))):
                     return batch, which
         except Exception as error:
             first = first or error
@@ -142,23 +166,24 @@ def another_batch(model: nn.Module, config: Config, which: int, seed: int) -> Ba
     return next(islice(batches(model, config, seed), which, None))
 
 
-def _cast(batch: Batch, model: nn.Module) -> Batch:
+def cast_to(model: nn.Module, batch: Batch) -> Batch:
+    """The batch with floating values in the dtype of the model."""
     kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     return {k: v.to(kind) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in batch.items()}
 
 
-def tensors_in(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every floating tensor of an output, by its place in it; caches are left out."""
+def tensors_in(output: Any, path: str = "", every: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Every floating tensor of an output, or `every` tensor, by its place in it; caches are left out."""
     if isinstance(output, Tensor):
-        if output.is_floating_point():
+        if every or output.is_floating_point():
             yield path, output
     elif isinstance(output, Mapping):
         for key, value in output.items():
             if "past_key_values" not in str(key) and "cache" not in str(key):
-                yield from tensors_in(value, f"{path}.{key}")
+                yield from tensors_in(value, f"{path}.{key}", every)
     elif isinstance(output, (list, tuple)):
         for i, value in enumerate(output):
-            yield from tensors_in(value, f"{path}.{i}")
+            yield from tensors_in(value, f"{path}.{i}", every)
 
 
 def growing_outputs(base: nn.Module, wide: nn.Module, batch: Batch) -> dict[str, list[int]]:
@@ -167,7 +192,7 @@ def growing_outputs(base: nn.Module, wide: nn.Module, batch: Batch) -> dict[str,
     try:
         with torch.no_grad(), quiet():
             pair = [
-                {path: tuple(t.shape) for path, t in tensors_in(m(**_cast(batch, m)))} for m in (base, wide)
+                {path: tuple(t.shape) for path, t in tensors_in(m(**cast_to(m, batch)))} for m in (base, wide)
             ]
     except (RuntimeError, ValueError, IndexError) as error:
         raise MupscaleError(
@@ -199,7 +224,7 @@ def loss_on(batch: Batch, growing: Mapping[str, list[int]], words: tuple[int, in
 
     def loss(model: nn.Module) -> Tensor:
         with quiet():
-            output = model(**_cast(batch, model))
+            output = model(**cast_to(model, batch))
         total: Any = 0.0
         for i, (path, t) in enumerate(tensors_in(output)):
             if path not in growing:

@@ -94,15 +94,15 @@ def count(found: Shapes) -> int:
 def shrunk(config: Config, goal: Goal, cls: Any, kept: Growth, gently: bool = False) -> Config:
     """The small copy: `kept` is how the full model grows, and the copy grows the same way.
 
-    `gently` keeps more: images, at least four heads, and heads times head size = hidden size where that
-    holds. Refuses if the copy is still too large to be tested in float64.
+    `gently` keeps more: images, at least four heads, heads times head size = hidden size where that holds, and feed-forward
+    layers that are a multiple of the stream. Refuses if the copy is still too large to be tested in float64.
     """
     # Greedy: each step takes its first option that leaves the same kind of model, or is left out.
     data = as_data(config)
     for options in _steps(data, gently):
         for option in options:
             trial = with_edits(data, option(data) if callable(option) else option)
-            trial = with_edits(trial, following(trial))
+            trial = with_edits(trial, following(trial, data))
             if trial != data and _same(trial, data, _Wanted(goal, as_data(config), cls, kept)):
                 data = trial
                 break
@@ -224,29 +224,32 @@ def _fewer_layers(path: Path, layers: int) -> Any:
 def _fewer_words(path: Path, words: int) -> Any:
     """The option of a vocabulary of `words` tokens; ids of special tokens move to its end.
 
+    So do those that are outside of a vocabulary that is small already, since a batch can place no others:
+
     >>> _fewer_words((), 131)({"vocab_size": 50257, "bos_token_id": 50256, "pad_token_id": 0})
     {('vocab_size',): 131, ('bos_token_id',): 130}
+    >>> _fewer_words((), 131)({"vocab_size": 96, "image_token_id": 32000})
+    {('image_token_id',): 95}
     """
 
     def option(data: Mapping[str, Any]) -> dict[Path, Any]:
         part = _at(data, path)
-        changed: dict[Path, Any] = {
-            (*path, key): words
-            for key, v in part.items()
-            if FIELDS["words"].has(key) and type(v) is int and v > words
-        }
-        if not changed:
+        field = FIELDS["words"]
+        now = {key: v for key, v in part.items() if field.has(key) and type(v) is int and v > 0}
+        changed: dict[Path, Any] = {(*path, key): words for key, v in now.items() if v > words}
+        sizes = [min(v, words) for key, v in now.items() if v > words or key in field.main]
+        if not sizes:
             return {}
-        last = words - 1  # each special token gets a different id
+        last = least = min(sizes)
         for where, other in nested_configs(data):
             for key, value in other.items():
-                if FIELDS["token"].has(key) and type(value) is int and value >= words:
+                if FIELDS["token"].has(key) and type(value) is int and value >= least:
+                    last -= 1  # each special token gets a different id
                     changed[(*where, key)] = last
-                    last -= 1
                 elif (
                     FIELDS["token"].has(key)
                     and isinstance(value, list)
-                    and any(type(v) is int and v >= words for v in value)
+                    and any(type(v) is int and v >= least for v in value)
                 ):
                     changed[(*where, key)] = [2]
         return changed
@@ -301,14 +304,37 @@ def _narrower(path: Path, part: Mapping[str, Any], gently: bool) -> Iterator[lis
         yield [{(*path, n): size for n in main} for size in _STREAM if size < part[main[0]]]
     for name in fields.get("ffn", ()):
         if type(part[name]) is int:
-            yield [{(*path, name): size} for size in _FFN if size < part[name]]
+            kept = gently and main and part[name] % names["E"] == 0
+            sizes = [{(*path, name): size} for size in _FFN if size < part[name]]
+            yield [_in_ratio(path, name, part[name] // names["E"])] if kept else sizes
+    for name in (
+        () if path else FIELDS["into_text"].every
+    ):  # a tower alone writes for a text that is not there
+        if type(part.get(name)) is int:
+            yield [{(name,): size} for size in _STREAM if size < part[name]]
+
+
+def _in_ratio(path: Path, name: str, ratio: int) -> Any:
+    """The option of a feed-forward layer that is as many times the stream as in the full model: some code cuts by both."""
+    return lambda data: {(*path, name): ratio * symbols(_at(data, path))["E"]}
 
 
 def _smaller_image(path: Path, part: Mapping[str, Any]) -> Iterator[list[Any]]:
     """Images of 4 x 4 patches, or 8 x 8; models with stages halve their image several times and keep it."""
     size, patch = part.get("image_size"), part.get("patch_size")
     if type(size) is int and type(patch) is int and size > 4 * patch and "depths" not in part:
-        yield [{(*path, "image_size"): n * patch} for n in (4, 8)]
+        yield [_image_of(path, n * patch) for n in (4, 8)]
+
+
+def _image_of(path: Path, size: int) -> Any:
+    """The option of images of this size; a whole that cuts its images into tiles gets the fewest of them."""
+
+    def option(data: Mapping[str, Any]) -> dict[Path, Any]:
+        tiled = "image_grid_pinpoints" in _at(data, path[:-1])
+        tiles: dict[Path, Any] = {(*path[:-1], "image_grid_pinpoints"): [[size, 2 * size], [2 * size, size]]}
+        return {(*path, "image_size"): size, **(tiles if tiled else {})}
+
+    return option
 
 
 def _at(data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:

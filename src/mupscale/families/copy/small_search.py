@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from ...errors import Fault, MupscaleError, raise_faults
 from ...models.build import build
 from ...models.float64 import lifted_casts
-from ...models.names import named_tensors, pattern_of
+from ...models.names import named_tensors
 from ...planning.declare import Declared
 from ...planning.infer import find_plan
 from ...planning.search.search import Found
@@ -34,9 +35,8 @@ from ..types.export import wide_of
 from ..types.rows import row_for
 from ..types.symbols import in_units, layout, power, symbols
 from .losses import batch_for, loss_for
+from .reached import TOKENS, Reach
 
-TOKENS = ("mask_token", "masked_spec_embed", "mask_emb")
-"""Tokens that stand for something hidden; only pretraining uses them, in place of an embedding."""
 _TOKEN_ROLES = {f"*{name}": "out" for name in TOKENS}
 SECONDS = 24.0
 """CPU seconds that the search on a small copy may take, three times those of the hardest exact type of
@@ -59,10 +59,12 @@ def search_small(
     with forked(seed=0):
         base_model, wide_model = makers["base"](), makers["wide"]()
     with lifted_casts():
-        loss = loss_for(base_model, wide_model, batch_for(base_model, small))
+        batch = batch_for(base_model, small)
+        loss = loss_for(base_model, wide_model, batch)
     names = [name for name, _, _ in named_tensors(base_model)]
     sizes = symbols(as_data(small))
     row, told = row_for(small.model_type), declared or Declarations()
+    reach = Reach(base_model, wide_model, batch, loss, row.idle)
 
     def tried(goal: Goal, way: By) -> Found:
         """The plan where what rows and declarations say of a width is said of copies, or of new units."""
@@ -75,24 +77,22 @@ def search_small(
                 n: {d: in_units(one, share) for d, one in by.items()} if isinstance(by, dict) else by
                 for n, by in layouts.items()
             }
-        return find_plan(
-            makers["base"],
-            makers["wide"],
-            loss,
-            Declared(
-                roles={**_present({**_TOKEN_ROLES, **row.roles}, names), **told.roles},
-                layouts=layouts,
-                folds={
-                    # Zeros need other folds, which the search finds.
-                    **{p: power(f, k) for p, f in _present(row.folds, names).items() if goal.by == "copies"},
-                    **told.scales(goal.declared.copies("hidden", sizes.get("E", 1))),
-                },
-                plus_one=told.plus_one,
-            ),
-            ways=Ways(way, centred=centred and way == "units"),
-            seconds=SECONDS,
-            both_modes=False,  # needs are part of a job, which is resumed by its text
+        said = Declared(
+            roles={**_present({**_TOKEN_ROLES, **row.roles}, names), **told.roles},
+            layouts=layouts,
+            folds={
+                # Zeros need other folds, which the search finds.
+                **{p: power(f, k) for p, f in _present(row.folds, names).items() if goal.by == "copies"},
+                **told.scales(goal.declared.copies("hidden", sizes.get("E", 1))),
+            },
+            plus_one=told.plus_one,
         )
+        ways = Ways(way, centred=centred and way == "units")
+        # Needs are part of a job, which is resumed by its text, so modes are not among them.
+        search = partial(
+            find_plan, makers["base"], makers["wide"], loss, ways=ways, seconds=SECONDS, both_modes=False
+        )
+        return reach.decided(search, said)
 
     copies = replace(goal, by="copies")
     whole: By = "padded" if _padded(base_model, wide_model) else "copies"
@@ -109,8 +109,7 @@ def search_small(
             except MupscaleError:
                 raise error from None
     _refuse_recomputed(found.plan, build(makers["base"]), build(makers["wide"]))
-    _refuse_unreached(found, row.idle)
-    return found
+    return reach.checked(found)
 
 
 def _outgrown(data: Mapping[str, Any], goal: Goal) -> bool:
@@ -185,26 +184,3 @@ def _refuse_recomputed(plan: Plan, base: Any, wide: Any) -> None:
             what = "the model computes it from its width and no checkpoint stores it, so a reload would lose its copies"
             faults.append(Fault("family.lost_on_reload", name, what))
     raise_faults("the wide model would not survive a reload", faults)
-
-
-def _refuse_unreached(found: Found, idle: tuple[str, ...]) -> None:
-    """Raise if growing tensors got no gradient in any layer, since they were not tested.
-
-    Known exceptions are mask tokens, and what a row of the registry says that its class never uses.
-    """
-    reached = {pattern_of(name) for name in found.plan.tensors if name not in found.unreached}
-    names = [
-        name
-        for name in found.unreached
-        if found.plan[name].grows
-        and not name.endswith(TOKENS)
-        and pattern_of(name) not in reached
-        and not any(fnmatchcase(name, pattern) for pattern in idle)
-    ]
-    raise_faults(
-        "parts of this model were not reached by any batch that is known for it",
-        [
-            Fault("family.not_reached_by_batch", p, "it grows and got no gradient")
-            for p in dict.fromkeys(map(pattern_of, names))
-        ],
-    )

@@ -77,7 +77,6 @@ _COPIES_DIFFER = (
     "by nature: query rows are copied more often than the one key and value head, and one tensor has one eps and one state",
 )
 
-_READ_BY_TEXT = {"vision_config.out_hidden_size": "text_config.hidden_size"}
 _ONE_PROJECTION = {"text_config.projection_size": "vision_config.hidden_size"}
 _PAIRS = ("logits_per_image", "logits_per_text")
 _LAYER_INPUTS = {"*embed_tokens.weight": "k^-1/2", "*per_layer_model_projection.weight": "k^1/2"}
@@ -206,7 +205,6 @@ ROWS: Mapping[str, Row] = {
     ),
     "phimoe": Row(inputs={"output_router_logits": True}),
     "esm": Row(idle=("*contact_head.regression.weight",)),
-    "llava": Row(idle=("*vision_tower.post_layernorm.*",)),
     "paligemma": Row(
         {},
         follows=dict.fromkeys(
@@ -215,8 +213,6 @@ ROWS: Mapping[str, Row] = {
     ),
     "qwen2_vl": Row(follows={"vision_config.hidden_size": "text_config.hidden_size"}),
     "qwen2_vl_vision": Row({"hidden": ("embed_dim",), "heads": ("num_heads",)}),
-    "qwen2_5_vl": Row(follows=_READ_BY_TEXT),
-    "qwen3_vl": Row(follows=_READ_BY_TEXT),
     "qwen3_next": Row(
         layouts={
             **_DELTA,
