@@ -13,7 +13,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from harness.closeness import SINGLE, difference  # noqa: E402
 from harness.refusals import refused  # noqa: E402
@@ -22,6 +22,7 @@ from mupscale.cli.main import main  # noqa: E402
 from mupscale.files.strict import parse_json  # noqa: E402
 from mupscale.jobs import job as job_module  # noqa: E402
 from mupscale.jobs import partial, worker  # noqa: E402
+from mupscale.jobs.bytes.blocks import finite_moves  # noqa: E402
 from mupscale.jobs.job import Job  # noqa: E402
 from mupscale.jobs.threads import in_threads as run_in_threads  # noqa: E402
 from mupscale.models.float64 import lifted_casts  # noqa: E402
@@ -231,6 +232,36 @@ def test_folders_above_the_result_are_made(base, tmp_path):
     assert list(tmp_path.iterdir()) == [], "control: not by a dry run"
     assert main(["grow", str(base), str(out), "-k", "2", "--quiet", "--threads", "1"]) == 0
     assert (out / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["grow", "upscale", "upscale --by copies --noise t=0.1 --no-loss", "upscale --by copies --noise auto"],
+)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named_and_nothing_is_published(base, tmp_path, words, value, capsys):
+    broken, name = tmp_path / "broken", "model.layers.1.mlp.up_proj.weight"
+    shutil.copytree(base, broken)
+    weights = load_file(base / "model.safetensors")
+    weights[name][3, 4] = value
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    verb, *more = words.split()
+    assert main([verb, str(broken), str(tmp_path / "w"), "-k", "2", "--quiet", *more]) == 2
+    said = capsys.readouterr().err
+    assert f"{name} [model.weight_not_finite]" in said
+    assert not (tmp_path / "w").exists()
+    if verb == "grow":
+        assert main([verb, str(base), str(tmp_path / "other"), "-k", "2", "--quiet", *more]) == 0, (
+            "the remedy"
+        )
+
+
+def test_buffers_may_be_infinite():
+    entries = {"mask": {"kind": "buffer"}, "weight": {}}
+    moves: Any = [
+        SimpleNamespace(name=name, target=SimpleNamespace(file="model.safetensors")) for name in entries
+    ]
+    assert finite_moves(moves, {"plan": {"tensors": entries}}) == {"weight"}
 
 
 def test_a_dry_run_writes_nothing(base, tmp_path, capsys):
