@@ -31,6 +31,7 @@ from ..errors import MupscaleError
 from ..files.strict import printable
 from ..jobs.progress import Progress
 from ..models.names import pattern_of
+from ..rules.noise_defaults import NOT_SOON
 from ..text import columns
 from .plan import cost, describe, evidence, woken
 from .printing.next_steps import next_steps
@@ -102,6 +103,8 @@ class _Printer:
             )
         if event.request.wakes:
             print(woken(directory, event.family), flush=True)
+        elif event.request.adds_noise:
+            print(f"{NOT_SOON}\n", flush=True)
         if self._chosen.dry_run:
             print(cost(directory, event.family, event.request, existing_above(event.out)), flush=True)
 

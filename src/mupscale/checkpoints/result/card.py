@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...families.types.into import experts_are_copies
+from ...rules.noise_defaults import NOT_SOON
 from ...runs.growth_record import NAME
 from ..request import Request
 from .train_script import SENTENCES, rate_of, writes_text
@@ -123,7 +124,7 @@ def _how(about: Mapping[str, Any], request: Request) -> str:
         )
     return (
         f"Noise ({_size(noise['asked'])}; seed {about['request']['seed']}) was added after the exact map, so that copies of a "
-        f"unit can part{awake}. {_losses(about['losses'])}"
+        f"unit can part{awake}. {_losses(about['losses'])} {NOT_SOON[0].upper()}{NOT_SOON[1:]}."
     )
 
 
