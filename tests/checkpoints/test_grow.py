@@ -165,8 +165,13 @@ def test_a_plan_comes_from_a_process_of_its_own(base):
     assert "5 AdamW steps" in done.stdout
 
 
-def test_check_holds_at_every_level(base, wide, capsys):
-    assert main(["check", str(wide), "--base", str(base), "--levels", "bytes,layout,model", "--quiet"]) == 0
+def test_check_holds_at_every_level(base, wide, tmp_path, capsys):
+    words = ["check", str(wide), "--base", str(base), "--levels", "bytes,layout,model", "--quiet"]
+    assert main([*words, "--json", str(tmp_path / "check.json")]) == 0
+    told = json.loads((tmp_path / "check.json").read_text())
+    assert [(level["level"], level["holds"]) for level in told["levels"]] == [
+        (x, True) for x in ("bytes", "layout", "model")
+    ]
     said = capsys.readouterr().out
     assert [line.split()[:2] for line in said.splitlines()] == [
         [x, "holds:"] for x in ("bytes", "layout", "model")
@@ -268,6 +273,10 @@ def test_a_dry_run_writes_nothing(base, tmp_path, capsys):
     assert cli("upscale", base, tmp_path / "w", "-k 2 --noise sigma=0.1 --dry-run") == 0
     assert "nothing was written" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+    told = tmp_path / "told.json"
+    assert cli("upscale", base, tmp_path / "w", f"-k 2 --noise sigma=0.1 --dry-run --json {told}") == 0
+    found = json.loads(told.read_text())
+    assert (found["outcome"], found["noise"]["kind"]) == ("dry run", "MupNoise")
 
 
 def test_a_grown_model_that_was_saved_without_its_record_is_recognised(wide, tmp_path, capsys):

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from ..families.loaded import Losses
 
 
+_RECORDED = ("architecture", "parameters", "plan_hash", "noise", "losses", "words", "not_carried")
+"""What `--json` says of a growth; its record in the result says more."""
+
+
 def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | None) -> int:
     options = Options(
         architecture=chosen.architecture,
@@ -55,6 +59,9 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
         grown = grow_directory(chosen.base, chosen.out, request, options, printer)
     finally:
         printer.close()
+    chosen.found = {"outcome": grown.outcome, "out": str(grown.out)}
+    if grown.job is not None:
+        chosen.found |= {key: grown.job.about[key] for key in _RECORDED}
     if grown.outcome == "already there":
         check = shlex.join(["mupscale", "check", str(grown.out), "--base", str(chosen.base)])
         print(f"already complete: {grown.out}\nto prove it: {check}")
