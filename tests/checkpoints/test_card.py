@@ -118,8 +118,29 @@ def test_tags_in_every_form(front, tags):
 def test_a_card_without_front_matter(text):
     """Control: nothing is lost, and the result has front matter of its own."""
     made = card(ABOUT, text)
-    assert parts(made)[0] == {"base_model": "base", "tags": ["mupscale"]}
+    assert parts(made)[0] == {
+        "base_model": "base",
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["mupscale"],
+    }
     assert text.strip("-\n") in made
+
+
+@pytest.mark.parametrize(
+    ("more", "library", "tag"),
+    [
+        ({"architecture": "BertModel", "sentence_transformers": True}, "sentence-transformers", "sentence-similarity"),
+        ({"architecture": "ViTForImageClassification"}, "transformers", "image-classification"),
+        ({"architecture": "BertModel"}, "transformers", None),
+    ],
+)  # fmt: skip
+def test_the_hub_is_told_what_loads_it_and_what_it_does_unless_the_base_says_so(more, library, tag):
+    front, text = parts(card({**ABOUT, **more}))
+    assert (front["library_name"], front.get("pipeline_tag")) == (library, tag)
+    assert ("SentenceTransformer(here)" in text) is ("sentence_transformers" in more)
+    kept = parts(card({**ABOUT, **more}, "---\npipeline_tag: other\nlibrary_name: mine\n---\n"))[0]
+    assert (kept["library_name"], kept["pipeline_tag"]) == ("mine", "other"), "control"
 
 
 def test_names_that_yaml_would_misread_are_quoted():

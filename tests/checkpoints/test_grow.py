@@ -13,7 +13,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from harness.closeness import SINGLE, difference  # noqa: E402
 from harness.refusals import refused  # noqa: E402
@@ -22,6 +22,7 @@ from mupscale.cli.main import main  # noqa: E402
 from mupscale.files.strict import parse_json  # noqa: E402
 from mupscale.jobs import job as job_module  # noqa: E402
 from mupscale.jobs import partial, worker  # noqa: E402
+from mupscale.jobs.bytes.blocks import finite_moves  # noqa: E402
 from mupscale.jobs.job import Job  # noqa: E402
 from mupscale.jobs.threads import in_threads as run_in_threads  # noqa: E402
 from mupscale.models.float64 import lifted_casts  # noqa: E402
@@ -164,8 +165,13 @@ def test_a_plan_comes_from_a_process_of_its_own(base):
     assert "5 AdamW steps" in done.stdout
 
 
-def test_check_holds_at_every_level(base, wide, capsys):
-    assert main(["check", str(wide), "--base", str(base), "--levels", "bytes,layout,model", "--quiet"]) == 0
+def test_check_holds_at_every_level(base, wide, tmp_path, capsys):
+    words = ["check", str(wide), "--base", str(base), "--levels", "bytes,layout,model", "--quiet"]
+    assert main([*words, "--json", str(tmp_path / "check.json")]) == 0
+    told = json.loads((tmp_path / "check.json").read_text())
+    assert [(level["level"], level["holds"]) for level in told["levels"]] == [
+        (x, True) for x in ("bytes", "layout", "model")
+    ]
     said = capsys.readouterr().out
     assert [line.split()[:2] for line in said.splitlines()] == [
         [x, "holds:"] for x in ("bytes", "layout", "model")
@@ -233,10 +239,44 @@ def test_folders_above_the_result_are_made(base, tmp_path):
     assert (out / "config.json").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["grow", "upscale", "upscale --by copies --noise t=0.1 --no-loss", "upscale --by copies --noise auto"],
+)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named_and_nothing_is_published(base, tmp_path, words, value, capsys):
+    broken, name = tmp_path / "broken", "model.layers.1.mlp.up_proj.weight"
+    shutil.copytree(base, broken)
+    weights = load_file(base / "model.safetensors")
+    weights[name][3, 4] = value
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    verb, *more = words.split()
+    assert main([verb, str(broken), str(tmp_path / "w"), "-k", "2", "--quiet", *more]) == 2
+    said = capsys.readouterr().err
+    assert f"{name} [model.weight_not_finite]" in said
+    assert not (tmp_path / "w").exists()
+    if verb == "grow":
+        assert main([verb, str(base), str(tmp_path / "other"), "-k", "2", "--quiet", *more]) == 0, (
+            "the remedy"
+        )
+
+
+def test_buffers_may_be_infinite():
+    entries = {"mask": {"kind": "buffer"}, "weight": {}}
+    moves: Any = [
+        SimpleNamespace(name=name, target=SimpleNamespace(file="model.safetensors")) for name in entries
+    ]
+    assert finite_moves(moves, {"plan": {"tensors": entries}}) == {"weight"}
+
+
 def test_a_dry_run_writes_nothing(base, tmp_path, capsys):
     assert cli("upscale", base, tmp_path / "w", "-k 2 --noise sigma=0.1 --dry-run") == 0
     assert "nothing was written" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+    told = tmp_path / "told.json"
+    assert cli("upscale", base, tmp_path / "w", f"-k 2 --noise sigma=0.1 --dry-run --json {told}") == 0
+    found = json.loads(told.read_text())
+    assert (found["outcome"], found["noise"]["kind"]) == ("dry run", "MupNoise")
 
 
 def test_a_grown_model_that_was_saved_without_its_record_is_recognised(wide, tmp_path, capsys):

@@ -1,15 +1,20 @@
 """Sentence-transformers directories: their modules are carried at the new width, and sentences stay where they were."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
+
+import mupscale as mu
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
 from harness.closeness import SINGLE, difference  # noqa: E402
+from harness.refusals import refused  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
@@ -76,6 +81,72 @@ def test_widths_inside_of_modules_grow_and_sentences_stay(tmp_path):
     assert main(["check", str(out), "--base", str(base), "--levels", "bytes", "--quiet"]) == 1, (
         "control: it is compared"
     )
+
+
+class Transformer(nn.Module):
+    """A stand-in for the first module of sentence-transformers, with its names."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.model = transformers.BertModel.from_pretrained(folder)
+
+    def forward(self, ids):
+        return self.model(input_ids=ids).last_hidden_state.mean(1)
+
+
+class Dense(nn.Module):
+    def __init__(self, folder):
+        super().__init__()
+        weights = load_file(folder / "2_Dense" / "model.safetensors")
+        self.linear = nn.Linear(*reversed(weights["linear.weight"].shape))
+        self.linear.load_state_dict({name.removeprefix("linear."): t for name, t in weights.items()})
+
+    def forward(self, sentences):
+        return torch.tanh(self.linear(sentences))
+
+
+class SentenceTransformer(nn.Sequential):
+    """A stand-in, so that the test needs no further package: `checkpoint_owner.py` trains the real one."""
+
+    __module__ = "sentence_transformers.sentence_transformer.model"
+
+
+def trained(folder, optimizer_of):
+    model = SentenceTransformer()
+    for name, module in (("0", Transformer(folder)), ("1", nn.Identity()), ("2", Dense(folder))):
+        model.add_module(name, module)
+    model = model.double().eval()
+    ids, goal = torch.arange(5, 29).view(4, 6), torch.linspace(-1, 1, 48, dtype=torch.float64).view(4, 12)
+    optimizer, losses = optimizer_of(model), []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = (model(ids) - goal).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+def test_a_sentence_model_trains_in_units_with_its_dense_layer(tmp_path):
+    base, wide = sentence_model(tmp_path / "base"), tmp_path / "wide"
+    assert widened(base, wide) == 0
+    kind: Any = torch.optim.AdamW
+    constants: Any = {"lr": 3e-3, "eps": 1e-6, "weight_decay": 0.1}
+    plain = trained(base, lambda model: kind(model.parameters(), **constants))
+    units = trained(wide, lambda model: mu.trainers.optimizer_for(model, wide, kind, **constants))
+    assert difference(units, plain) < SINGLE
+    control = trained(wide, lambda model: kind(model.parameters(), **constants))
+    assert difference(control, plain) > 1e-3, "control: the base's settings for every tensor"
+
+
+def test_a_module_whose_units_are_not_known_is_refused_by_name(tmp_path):
+    base, wide = sentence_model(tmp_path / "base"), tmp_path / "wide"
+    assert widened(base, wide) == 0
+    model = SentenceTransformer(Transformer(wide), nn.LayerNorm(64))
+    with refused("plan.unknown_tensor", where="1.weight"):
+        mu.trainers.optimizer_for(model, wide, torch.optim.AdamW, lr=1e-3)
+    known = SentenceTransformer(Transformer(wide), nn.Identity())
+    assert mu.trainers.optimizer_for(known, wide, torch.optim.AdamW, lr=1e-3), "control"
 
 
 @pytest.mark.parametrize("width", ["word_embedding_dimension", "embedding_dimension"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from mupscale.cli.main import main
 
@@ -138,3 +139,28 @@ def test_a_masked_model_has_a_script_and_the_loss_of_labels(tmp_path, bert):
     command = ["upscale", str(tmp_path / "bert"), str(tmp_path / "wide"), "-k", "2", "--noise", "t=0.05"]
     assert main([*command, "--quiet"]) == 0
     assert "mask_token_id" in (tmp_path / "wide" / "train.py").read_text()
+
+
+def test_a_classifier_of_images_is_measured_and_trained_by_one_file(tmp_path, capsys):
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4,
+        num_labels=3,
+    )  # fmt: skip
+    base, wide, images = tmp_path / "base", tmp_path / "wide", tmp_path / "images.safetensors"
+    transformers.ViTForImageClassification(config).save_pretrained(base)
+    labels = torch.arange(60) % 3
+    save_file({"pixel_values": torch.randn(60, 3, 8, 8) + labels.view(-1, 1, 1, 1), "labels": labels}, images)
+    command = ["upscale", str(base), str(wide), "-k", "2", "--by", "copies", "--noise", "auto", "--quiet"]
+    assert main(command) == 2, "control: without a batch nothing can be measured"
+    assert "[data.batch_needed]" in capsys.readouterr().err
+    assert main([*command, "--inputs", str(images)]) == 0
+    assert "the loss goes from" in capsys.readouterr().out
+    script = [sys.executable, str(wide / "train.py"), "--data", str(images), "--steps", "6", "--lr", "3e-3"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    before, after = (
+        float(line.rsplit(" ", 1)[1]) for line in done.stdout.splitlines() if line.startswith("held-out loss")
+    )
+    assert after < before
+    assert (wide / "trained" / "mupscale.json").is_file()

@@ -21,7 +21,7 @@ from mupscale.cli import demo
 from mupscale.cli import grow as grow
 from mupscale.cli.main import main, parser
 from mupscale.cli.options.plan import goal_of
-from mupscale.cli.options.verb import Parser
+from mupscale.cli.options.verb import STATUS, Parser
 from mupscale.families.config.goal import Goal
 from mupscale.families.loaded import Losses
 from mupscale.training.check.demo import train
@@ -87,6 +87,26 @@ def test_a_refused_request_is_one_message_and_exit_code_2(capsys):
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("mupscale: --steps 0")
     assert line.endswith("[option.below_one]")
+
+
+def test_json_holds_what_was_found_or_the_codes_of_the_refusal(tmp_path, capsys):
+    file = tmp_path / "demo.json"
+    words = ["demo", "--plot", str(tmp_path / "x.png"), "--json", str(file), "--steps"]
+    assert main([*words, "20"]) == 0
+    told = json.loads(file.read_text())
+    assert (told["verb"], told["status"], told["holds"]) == ("demo", 0, True)
+    assert len(told["losses"]["wide"]) == 20
+    assert main([*words, "0"]) == 2
+    told = json.loads(file.read_text())
+    assert (told["status"], told["refused"]["codes"]) == (2, ["option.below_one"])
+    assert main(["demo", "--steps", "0", "--json", str(tmp_path)]) == 2
+    assert "[option.not_a_file_name]" in capsys.readouterr().err, "control: nothing is guessed about the file"
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_takes_json_and_names_its_exit_codes(name):
+    assert "--json" in VERBS[name]._option_string_actions
+    assert STATUS in (VERBS[name].epilog or "")
 
 
 def test_the_verbs_are_those_of_the_readme():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import mupscale as mu
+from mupscale.rules.noise_defaults import BEHIND, BEHIND_OF
 from reproduce.frontier import (
     clock,
     command,
@@ -28,6 +29,7 @@ from reproduce.frontier.book import NOT_RUN, Book, sunk_contest
 from reproduce.frontier.grow import grow
 from reproduce.frontier.sizes import HERE, SMOKE
 from reproduce.frontier.spec import Spec, spec_of
+from reproduce.frontier.studies import STUDIES
 from reproduce.frontier.task import made_up, task
 from reproduce.frontier.train import Trainer
 from reproduce.peers import SHRINK
@@ -242,6 +244,19 @@ def test_the_sentences_about_optimizer_state_are_what_is_stored():
     by_noise = means["carried, no noise"] - means["carried, noise"]
     assert by_noise > 4 * by_state, "noise is worth far more than the state"
     assert noisy["carried, noise"] > noisy["fresh, noise"], "a fresh optimizer does as well"
+
+
+def test_how_long_copies_are_behind_the_base_is_what_is_stored():
+    study = STUDIES["text"]
+    book, [base] = Book.of(study, study.trainer()), study.sizes.cited_bases
+    grown, stays = (book.sunk(base, name, 1.0) for name in ("grown to 64", "goes on"))
+    assert grown is not None
+    assert stays is not None
+    ours, theirs = (new_units_tables._curve(book, each.chosen) for each in (grown, stays))
+    behind = max(i for i, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one >= other) + 1
+    steps = (book.known(grown.chosen.with_seed(study.sizes.seeds[0])) or {})["steps"]
+    assert steps == BEHIND_OF
+    assert pytest.approx(behind / len(ours) * steps, rel=0.01) == BEHIND
 
 
 def test_noise_by_rule_is_the_librarys_own_choice_for_the_steps_that_follow(tmp_path):

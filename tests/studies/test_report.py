@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
@@ -344,6 +345,23 @@ def test_losses_at_different_steps_never_share_a_scale():
     shown = [sum(p.get_gid() == "cell finished" for p in axes.patches) for axes in maps]
     assert shown == [sum(t.rungs.get(end, inf) < inf for t in sweep.tried) for end in sweep.ladder.rungs]
     assert draw_rungs(wide_of(known_of(halving=False)), "noise") is None
+
+
+@pytest.mark.parametrize("draw", [draw_map, draw_rungs])
+def test_a_long_name_of_the_noise_fits_beside_the_map(draw):
+    name = "noise, as the rise of the loss in shares of what was learned by the base until it was grown"
+    figure = draw(wide_of(known_of()), name)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    label = figure.axes[0].yaxis.label
+    assert label.get_text().replace("\n", " ") == name
+    edges, whole = label.get_window_extent(canvas.get_renderer()), figure.bbox
+    assert edges.y0 >= whole.y0
+    assert edges.y1 <= whole.y1
+    label.set_text(name)
+    canvas.draw()
+    edges = label.get_window_extent(canvas.get_renderer())
+    assert edges.height > whole.height, "control: in one line it does not"
 
 
 def test_curves_are_at_the_best_rate_with_the_control_dashed():

@@ -36,7 +36,7 @@ from .result.card import card
 from .result.not_carried import not_carried
 from .result.sentence_modules import module_files
 from .result.train_script import NAME as SCRIPT
-from .result.train_script import peak_rate, train_script
+from .result.train_script import SENTENCES, peak_rate, train_script
 from .shards import Spelling, plan_without, planned_names, stored_plan, weight_moves, written_by
 from .state.optimizer_state import has_state, trainer_state, universal_state
 
@@ -62,6 +62,7 @@ def record(
     so many threads; with `out`, each is kept there at once, for a run that resumes and for workers with another share.
     """
     plan, directory = family.plan, base.directory
+    modules = module_files(directory, plan)
     early, history = base.early, base.history
     since = plan if early is None else early.then(plan)
     noise = None
@@ -89,6 +90,7 @@ def record(
         },
         "noise": noise,
         **({"peak_lr": peak_rate(directory)} if request.wakes else {}),
+        **({SENTENCES: True} if modules.texts and not modules.refused else {}),
         "losses": None,
         "words": None if family.new_words is None else {"ids": list(family.new_words), "losses": None},
         "factors": factors(since),
@@ -96,7 +98,7 @@ def record(
         "evidence": {key: getattr(family.evidence, key) for key in ("source", "trials", "steps")},
         "notes": list(family.notes),
         "not_carried": {
-            **not_carried(directory, module_files(directory, plan).refused),
+            **not_carried(directory, modules.refused),
             **(wide.not_carried if (wide := universal_state(directory, plan, request)) is not None else {}),
         },
         "base": {

@@ -28,6 +28,7 @@ def run(chosen: argparse.Namespace) -> int:
         batch=chosen.batch,
         context=1 if chosen.context is None else chosen.context,
     )
+    chosen.found = {"parameters": params, "spent": spent, "budget": chosen.budget, "advice": vars(advice)}
     print(f"{params:,.0f} parameters, {spent:.4g} FLOPs spent{said}, {chosen.budget:.4g} left\n\n{advice}")
     return 0
 

@@ -55,6 +55,7 @@ def run(chosen: argparse.Namespace) -> int:
     base = Base(chosen.base)
     directory = base.directory
     held, family = True, None
+    levels: list[dict[str, Any]] = []
     for level in chosen.levels or ("bytes", "layout", *(["noise"] if about["noise"] is not None else [])):
         if level == "bytes":
             said, faults = _bytes(base, chosen.wide, about, chosen.threads, chosen.quiet)
@@ -64,28 +65,41 @@ def run(chosen: argparse.Namespace) -> int:
             said, faults = _layout(family, about)
         elif level == "noise":
             if about["noise"] is None:
-                print(f"{level:7} not applicable: the result has none", flush=True)
+                levels.append(_left_out(level, "the result has none"))
                 continue
             working("measuring the base again", chosen)
             family = family or _family(directory, about)
             said, faults = _noise(base, family, about, chosen.threads)
         elif (why := _no_comparison(about)) is not None:
-            print(f"{level:7} not applicable: {why}", flush=True)
+            levels.append(_left_out(level, why))
             continue
         else:
             working("loading both models", chosen)
             said, faults = _model(directory, chosen.wide, about)
         held = held and not faults
-        _print(level, said, faults)
+        levels.append(_print(level, said, faults))
+    chosen.found = {"levels": levels}
     return 0 if held else 1
 
 
-def _print(level: str, said: str, faults: list[Fault]) -> None:
+def _left_out(level: str, why: str) -> dict[str, Any]:
+    print(f"{level:7} not applicable: {why}", flush=True)
+    return {"level": level, "holds": None, "found": why}
+
+
+def _print(level: str, said: str, faults: list[Fault]) -> dict[str, Any]:
+    """Print a level, and return it for `--json`."""
     print(f"{level:7} {'holds' if not faults else 'FAILS'}: {said}", flush=True)
     for fault in faults[:_SHOWN]:
         print(f"        {fault.where} [{fault.code}]: {fault.what}")
     if len(faults) > _SHOWN:
         print(f"        … and {len(faults) - _SHOWN} more")
+    return {
+        "level": level,
+        "holds": not faults,
+        "found": said,
+        "faults": [{"code": fault.code, "where": fault.where, "what": fault.what} for fault in faults],
+    }
 
 
 def _alone(chosen: argparse.Namespace) -> int:
@@ -97,11 +111,12 @@ def _alone(chosen: argparse.Namespace) -> int:
         )
     with shown_progress("reading", chosen.quiet) as report:
         faults = check_alone(chosen.wide, report, chosen.threads)
-    _print(
+    files = _print(
         "files",
         "every file by the fingerprint or digest stored when it was written; the base was not read",
         faults,
     )
+    chosen.found = {"levels": [files]}
     return 0 if not faults else 1
 
 

@@ -36,6 +36,8 @@ def run(chosen: argparse.Namespace) -> int:
         chosen.trials,
         chosen.upscaled_steps,
     )
+    found = case.cost(lambda width: model.at(width).counted)
+    chosen.found = {"widths": [case.width, case.wide], "flops": vars(found)}
     print(describe(str(chosen.model), case, model))
     return 0
 

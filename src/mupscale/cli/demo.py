@@ -25,6 +25,12 @@ def run(chosen: argparse.Namespace) -> int:
     )
     print(plot(before, base, wide, control, chosen.plot))
     holds = exact <= EXACT and (different >= DIFFERENT or chosen.steps < 20)
+    chosen.found = {
+        "holds": holds,
+        "wide": exact,
+        "control": different,
+        "losses": {"base": base, "wide": wide},
+    }
     print("the theorem holds" if holds else "the theorem does NOT hold here: please report this machine")
     return 0 if holds else 1
 

@@ -45,6 +45,11 @@ def run(chosen: argparse.Namespace) -> int:
         f"widening an MLP: {'exact' if holds else 'NOT exact'} on this machine; losses differ by {exact:.0e}, "
         f"with the base's rates and eps by {control:.0e}"
     )
+    chosen.found = {
+        "versions": {name: installed(name) for name in least},
+        "too_old": old,
+        "widening": {"exact": exact, "control": control, "holds": holds},
+    }
     if chosen.device is not None:
         holds = _holds_on(chosen.device) and holds
     return 0 if holds and not old else 1

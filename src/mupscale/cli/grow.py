@@ -31,6 +31,7 @@ from ..errors import MupscaleError
 from ..files.strict import printable
 from ..jobs.progress import Progress
 from ..models.names import pattern_of
+from ..rules.noise_defaults import NOT_SOON
 from ..text import columns
 from .plan import cost, describe, evidence, woken
 from .printing.next_steps import next_steps
@@ -38,6 +39,10 @@ from .printing.working import working
 
 if TYPE_CHECKING:
     from ..families.loaded import Losses
+
+
+_RECORDED = ("architecture", "parameters", "plan_hash", "noise", "losses", "words", "not_carried")
+"""What `--json` says of a growth; its record in the result says more."""
 
 
 def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | None) -> int:
@@ -54,6 +59,9 @@ def run(chosen: argparse.Namespace, request: Request, share: tuple[int, int] | N
         grown = grow_directory(chosen.base, chosen.out, request, options, printer)
     finally:
         printer.close()
+    chosen.found = {"outcome": grown.outcome, "out": str(grown.out)}
+    if grown.job is not None:
+        chosen.found |= {key: grown.job.about[key] for key in _RECORDED}
     if grown.outcome == "already there":
         check = shlex.join(["mupscale", "check", str(grown.out), "--base", str(chosen.base)])
         print(f"already complete: {grown.out}\nto prove it: {check}")
@@ -102,6 +110,8 @@ class _Printer:
             )
         if event.request.wakes:
             print(woken(directory, event.family), flush=True)
+        elif event.request.adds_noise:
+            print(f"{NOT_SOON}\n", flush=True)
         if self._chosen.dry_run:
             print(cost(directory, event.family, event.request, existing_above(event.out)), flush=True)
 

@@ -9,7 +9,8 @@ from importlib import import_module
 
 from ..errors import MupscaleError
 from ..version import __version__
-from .options.verb import Help, Parser, shown
+from .options.verb import STATUS, Help, Parser, shown
+from .printing.json_file import check_json, write_json
 
 VERBS = ("plan", "grow", "upscale", "check", "same", "tune", "report", "cost", "demo", "doctor")
 """In the order of the help. A module of `options/` imports no torch before it has accepted them."""
@@ -17,7 +18,7 @@ _TOGETHER = {"upscale": "grow"}
 """Verbs whose options are in the module of another."""
 _RESUMED = ("grow", "upscale", "tune")
 _INTERRUPTED, _UNREAD = 130, 141  # a shell's exit status for a command ended by SIGINT or SIGPIPE
-_MORE = """\
+_MORE = f"""\
 first steps:
   mupscale demo                           check the theorem in fifteen seconds
   mupscale plan ./base -k 2               show what would grow; nothing is written
@@ -26,7 +27,8 @@ first steps:
   mupscale same ./before ./after          show whether a resumed or converted run is the same
   mupscale VERB --help                    show options and examples of a verb
 
-exit status: 0 done and every check holds, 1 a check failed, 2 usage or a refused request"""
+{STATUS}
+tune ends with 0 also where it finds that growing is not worth it"""
 
 
 def parser(words: Sequence[str] = ()) -> Parser:
@@ -59,10 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         top.print_help(sys.stderr)
         return 2
     try:
+        check_json(chosen)
         status = int(chosen.run(chosen))
+        write_json(chosen, status)
         sys.stdout.flush()
         return status
     except MupscaleError as error:
+        write_json(chosen, 2, error)
         print(f"mupscale: {shown(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of the output has closed the pipe

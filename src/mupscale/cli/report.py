@@ -12,5 +12,6 @@ def run(chosen: argparse.Namespace) -> int:
         from ..studies.report.report import write_report
 
         path, verdicts = write_report(chosen.folders, chosen.out, chosen.storage, chosen.study or "mupscale")
+    chosen.found = {"page": str(path), "verdicts": list(map(str, verdicts))}
     print(*verdicts, f"written to {path}", sep="\n\n")
     return 0

@@ -53,6 +53,7 @@ def run(chosen: argparse.Namespace, given: Mapping[str, Any], command: Command) 
         if chosen.dry_run or not chosen.quiet:
             _say(about + planned(settings.for_proxy(proxy), tokens) + "\n")
         if chosen.dry_run:
+            chosen.found = {"recipe": None}
             _say("dry run: nothing was trained or written")
             return 0
         recipe = tune(
@@ -69,6 +70,7 @@ def run(chosen: argparse.Namespace, given: Mapping[str, Any], command: Command) 
         known = know(chosen.folder, chosen.storage, chosen.study)
         for verdict in verdicts_of([known], chosen.storage):
             print(f"\n{verdict}")
+    chosen.found = {"recipe": recipe.as_json()}
     use = command.applied(chosen.folder, recipe.k)
     print("\n" + described(recipe, chosen.folder / "recipe.json", use))
     if not chosen.no_report:

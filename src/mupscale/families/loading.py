@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import MupscaleError
+from ..files.floats import refuse_not_finite
 from ..files.places import torch_dtype
 from ..models.float64 import lifted_casts
 from ..noise.auto import AutoNoise
@@ -49,6 +50,7 @@ def _load(directory: str, dtype: Any, architecture: str | None = None, absent: C
         raise MupscaleError(
             f"{directory} does not load cleanly: {lines}", code="directory.does_not_load_cleanly"
         )
+    refuse_not_finite([name for name, p in model.named_parameters() if not bool(p.isfinite().all())])
     return model.eval(), config
 
 

@@ -31,7 +31,7 @@ from ..storage.uploads import (
     uploads_in,
 )
 from .bytes.base_reader import BaseReader, encoded, encoded_sums
-from .bytes.blocks import MoveMaker, Reader, block_runs, block_sum, raw_bytes
+from .bytes.blocks import MoveMaker, Reader, block_runs, block_sum, finite_moves, raw_bytes
 from .bytes.compiled_sums import expect
 from .digests import check_base, check_stamps, published, stretch_sums
 from .job import Job
@@ -185,7 +185,7 @@ class _Upload:
         sizes = {file.name: file.size for file in self.job.sources}
         files = {name: number for number, name in enumerate(sizes)}
         with BaseReader(self.job.base, sizes) as reader:
-            maker = MoveMaker(reader)
+            maker = MoveMaker(reader, finite_moves(self.job.moves, self.job.about))
             for number in todo:
                 part = self.parts[number]
                 raw, blocks = self._made(part, maker, reader, files)

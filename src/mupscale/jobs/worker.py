@@ -17,7 +17,7 @@ from ..files.strict import system_errors
 from ..storage.location import Url
 from ..tensors.compiled import expect as expect_numbers
 from .bytes.base_reader import BaseReader, encoded, encoded_sums
-from .bytes.blocks import MoveMaker, Reader, block_sum, raw_bytes
+from .bytes.blocks import MoveMaker, Reader, block_sum, finite_moves, raw_bytes
 from .bytes.compiled_sums import expect as expect_bytes
 from .bytes.output_files import OutputFiles
 from .digests import check_base, check_stamps, check_unchanged, stretch_sums
@@ -90,6 +90,7 @@ class _Share:
         self.units = WorkUnits(job)
         self.share = list(self.units.share(worker, workers))
         self.files = {file.name: number for number, file in enumerate(job.sources)}
+        self.finite = finite_moves(job.moves, job.about)
 
     def run(self) -> bool:
         job, units, folder = self.job, self.units, partial(self.job.folder)
@@ -133,7 +134,7 @@ class _Share:
     def _do(self, todo: Iterator[int], journal: JournalWriter, count: Count, lock: int | None = None) -> None:
         job, sizes = self.job, {file.name: file.size for file in self.job.sources}
         with BaseReader(job.base, sizes) as reader, OutputFiles(partial(job.folder), lock) as writer:
-            maker, again = MoveMaker(reader), Reader(job.base)
+            maker, again = MoveMaker(reader, self.finite), Reader(job.base)
             with again:
                 for number in todo:
                     unit = self.units[number]

@@ -21,6 +21,15 @@ Small models that had stopped learning gained up to 5 % more with two or three t
 LARGEST_T = 1.0
 """Noise with the spectral norm of the weight itself; with more, the noise is the model."""
 
+BEHIND, BEHIND_OF = 1220, 1435
+"""How many steps a stock Llama on text that was grown from width 32 to 64 by copies and noise is behind its base, and of how many. The
+base goes on with as many FLOPs, and both are finished and tuned (`python -m reproduce.frontier --stage print`)."""
+NOT_SOON = (
+    f"by copies and noise, behind the base for about {BEHIND:,} of {BEHIND_OF:,} steps in the nearest measured case, at equal FLOPs "
+    "(a Llama on text, width 32 to 64)"
+)
+"""What is said wherever copies and noise are chosen."""
+
 
 def rise_for(steps: int | None) -> float:
     """The share of what was learned that noise may cost: a 4,000th for every step that follows, and at most all of it.

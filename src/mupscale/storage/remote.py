@@ -135,7 +135,7 @@ def _made(fsspec: Any, url: Url) -> Any:
     if url.scheme in ("s3", "s3a", "gs", "hf") and (url.user or url.query):
         raise MupscaleError(
             f"{url} was given with a password or a query, which no {url.scheme}:// address has; leave it out, and set "
-            "the credentials as the store's own tools read them (docs/storage.md)",
+            "the credentials as the store's own tools read them",
             code="store.password_in_address",
         )
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}

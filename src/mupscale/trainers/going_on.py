@@ -26,6 +26,7 @@ from ..training.rates.rewarm import loaded, new_schedulers_, saved_schedules
 from ..training.rates.schedules import GrowthSchedule, begin_stage_, wrong_step_cost
 from ..training.units.groups import Chosen, param_groups
 from .menu import named_optimizer
+from .sentences import in_sentence_model
 
 Grown = Plan | Run | Path | str
 """The plan from the reference to the model, or what holds it: a run, a grown directory, a grown checkpoint."""
@@ -140,8 +141,8 @@ def optimizer_for(
     """A fresh optimizer for a grown model: the constants you would give the base, in each tensor's units.
 
     `since` is the directory that `mupscale upscale` wrote, the run, or the plan from the reference to `model`. The optimizer
-    is a class, or a name of the Trainer's `optim=`. For the state a Trainer left there, keep the stock optimizer and use
-    the callback, or `step_in_units_`.
+    is a class, or a name of the Trainer's `optim=`. `model` may also be the `SentenceTransformer` of such a directory. For the
+    state a Trainer left there, keep the stock optimizer and use the callback, or `step_in_units_`.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
@@ -154,7 +155,7 @@ def optimizer_for(
         constants, optimizer_class = {**own, **constants}, cast("type[AnyOptimizer]", kind)
     groups = param_groups(
         model,
-        since if isinstance(since, Run) else both_plans(since)[1],
+        since if isinstance(since, Run) else in_sentence_model(both_plans(since)[1], model),
         optimizer_class,
         parameters=parameters,
         no_decay=no_decay,

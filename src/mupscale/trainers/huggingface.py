@@ -26,6 +26,7 @@ from ..training.rates.schedules import GrowthSchedule
 from ..training.units.clip import Clip, clip_
 from ..training.units.stepping import InUnits, step_in_units_
 from .going_on import Grown, both_plans, read_provenance, schedule_settings, schedulers_for
+from .sentences import in_sentence_model
 
 
 class TrainerHooks:
@@ -34,7 +35,7 @@ class TrainerHooks:
     Every step uses each tensor's own learning rate, eps and decay, and clips by the norm that is the same at
     every width. The scheduler, the logged rate and what is saved stay those of the stock Trainer, written at
     the reference, so a later checkpoint is resumed in the same way. Takes the grown directory,
-    the run, or the plan from the reference to the model.
+    the run, or the plan from the reference to the model. `SentenceTransformerTrainer` takes it too.
 
     A run with a `GrowthSchedule` needs `step_cost`, what one step costs from now on. `rewarm` is the schedule to start
     if that of the checkpoint has ended, up to half of its peak or to `peak_lr`; a checkpoint of the rewarmed run continues it.
@@ -67,7 +68,8 @@ class TrainerHooks:
         _refuse_sharding(args, given["optimizer"])
         if getattr(args, "neftune_noise_alpha", None):
             warnings.warn(f"neftune_noise_alpha: {NEFTUNE}", stacklevel=2)
-        inner, model, since = _unwrapped(given["optimizer"]), given["model"], self.plans[1]
+        inner, model = _unwrapped(given["optimizer"]), given["model"]
+        since = in_sentence_model(self.plans[1], model)
         self._go_on(given["lr_scheduler"], inner)
         self._units = step_in_units_(inner, since, model=model)
         self._max_norm = args.max_grad_norm

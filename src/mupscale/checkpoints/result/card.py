@@ -9,15 +9,25 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+from ...rules.noise_defaults import NOT_SOON
 from ...runs.growth_record import NAME
 from ..request import Request
-from .train_script import rate_of, writes_text
+from .train_script import SENTENCES, rate_of, writes_text
 
 _KEY = re.compile(r"([A-Za-z_][\w-]*):")
 _OURS = ("base_model", "base_model_relation", "model-index")
 """Fields that speak of one model alone: its own base, and results that were measured on it."""
+_TAGS = {
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForImageClassification": "image-classification",
+}
+"""How the names of classes end -> what the Hub calls that."""
 _SHOWN = 30  # lines of the list of differences; tensors left out may be one per layer
 
 
@@ -28,7 +38,7 @@ def card(about: Mapping[str, Any], base_card: str = "") -> str:
     """
     fields, text = _split(base_card)
     name = about["base"]["name"]
-    front = "\n".join(_front(fields, name))
+    front = "\n".join(_front(fields, name, _kinds(about)))
     said = f"---\n{front}\n---\n{_section(about)}"
     if not text.strip():
         return said
@@ -51,6 +61,9 @@ def _section(about: Mapping[str, Any]) -> str:
     request = Request.from_json(about["request"])
     known, source = rate_of(about)
     rate = "LR" if known is None else known
+    package, load = "transformers", f"{about['architecture']}.from_pretrained(here)"
+    if about.get(SENTENCES):
+        package, load = SENTENCES, "SentenceTransformer(here)"
     rows = "\n".join(
         f"| {', '.join(f'`{n}`' for n in group['tensors'][:4])}{' …' if len(group['tensors']) > 4 else ''} "
         f"| {group['lr']} | {group['eps']} | {group['weight_decay']} |"
@@ -70,10 +83,10 @@ The weights load with the stock class. Train them with an optimizer that knows e
 ```python
 import torch
 import mupscale as mu
-from transformers import {about["architecture"]}
+from {package} import {load.partition(".")[0].partition("(")[0]}
 
 here = "path/to/this/directory"
-model = {about["architecture"]}.from_pretrained(here)
+model = {load}
 optimizer = mu.trainers.optimizer_for(model, here, torch.optim.AdamW, lr={rate})  # as you would give the base; {source}
 ```
 
@@ -111,11 +124,28 @@ def _how(about: Mapping[str, Any], request: Request) -> str:
             f"copies went whole to one of them (seed {about['request']['seed']}). **Its loss is the base's** up to rounding, and "
             f"everything that is new learns from the second step on.{_means(about)}"
         )
-    how = ", ".join(f"{key} = {value}" for key, value in sorted(noise["asked"].items()))
     return (
-        f"Noise ({noise['kind']}: {how}, seed {about['request']['seed']}) was added after the exact map, so that copies of a "
-        f"unit can part{awake}. {_losses(about['losses'])}"
+        f"Noise ({_size(noise['asked'])}; seed {about['request']['seed']}) was added after the exact map, so that copies of a "
+        f"unit can part{awake}. {_losses(about['losses'])} {NOT_SOON[0].upper()}{NOT_SOON[1:]}."
     )
+
+
+def _size(asked: Mapping[str, Any]) -> str:
+    """How much noise was asked for, in words.
+
+    >>> _size({"t": 0.08984, "chosen for a rise of": 0.05})
+    "t = 0.0898 of each weight's spectral norm, chosen by what it costs"
+    >>> _size({"lr": 0.001, "recipe": "proxy of width 64"})
+    'by the recipe of a proxy of width 64'
+    """
+    of = {"t": " of each weight's spectral norm"}
+    sizes = ((key, asked[key]) for key in ("t", "sigma", "paired") if key in asked)
+    said = [
+        f"{key} = {f'{size:.3g}' if isinstance(size, float) else size}{of.get(key, '')}"
+        for key, size in sizes
+    ]
+    said += ["chosen by what it costs"] if "chosen for a rise of" in asked else []
+    return ", ".join([*said, *([f"by the recipe of a {asked['recipe']}"] if "recipe" in asked else [])])
 
 
 def _means(about: Mapping[str, Any]) -> str:
@@ -192,8 +222,21 @@ def _split(text: str) -> tuple[list[str], str]:
     return ([], text) if end is None else (lines[1:end], "\n".join(lines[end + 1 :]))
 
 
-def _front(lines: list[str], name: str) -> list[str]:
-    """Front matter with our fields; the lines of all others are kept as they are.
+def _kinds(about: Mapping[str, Any]) -> dict[str, str]:
+    """What the Hub sorts models by: the library that loads this one, and what it does, where its class says that.
+
+    >>> _kinds({"architecture": "GPT2LMHeadModel", "config": {}})
+    {'library_name': 'transformers', 'pipeline_tag': 'text-generation'}
+    """
+    if about.get(SENTENCES):
+        return {"library_name": "sentence-transformers", "pipeline_tag": "sentence-similarity"}
+    does = "text-generation" if writes_text(about) else None
+    does = does or next((tag for end, tag in _TAGS.items() if about["architecture"].endswith(end)), None)
+    return {"library_name": "transformers", **({} if does is None else {"pipeline_tag": does})}
+
+
+def _front(lines: list[str], name: str, kinds: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Front matter with our fields; the lines of all others are kept as they are, and `kinds` stand where they are missing.
 
     >>> _front(["license: mit", "base_model: old", "tags:", "- text"], "base")
     ['base_model: base', 'license: mit', 'tags:', '- text', '- mupscale']
@@ -211,7 +254,8 @@ def _front(lines: list[str], name: str) -> list[str]:
     elif not any("mupscale" in line for line in tags):
         tags[:] = _tagged(tags)
     plain = name if re.fullmatch(r"[A-Za-z][\w./-]*", name) else json.dumps(name)
-    return [f"base_model: {plain}", *(line for _, block in kept for line in block)]
+    own = [f"{key}: {value}" for key, value in kinds.items() if key not in dict(kept)]
+    return [f"base_model: {plain}", *own, *(line for _, block in kept for line in block)]
 
 
 def _tagged(block: list[str]) -> list[str]:

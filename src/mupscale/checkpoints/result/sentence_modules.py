@@ -43,7 +43,7 @@ def module_files(directory: Directory, plan: Plan) -> ModuleFiles:
     """The files of all modules of a directory at the width of the plan."""
     found = ModuleFiles()
     folders = [module for module in directory.modules if module.folder]  # the first is the transformer itself
-    axis = _output_axis(plan) if folders else None
+    axis = output_axis(plan) if folders else None
     for module in folders:
         try:
             new, axis = _module(directory, module, axis)
@@ -58,7 +58,7 @@ def module_files(directory: Directory, plan: Plan) -> ModuleFiles:
     return found
 
 
-def _output_axis(plan: Plan) -> Axis | None:
+def output_axis(plan: Plan) -> Axis | None:
     """How the last hidden state grows: as the rows of the embedding, which residuals add to it. None if it does not."""
     tables = [
         t for t in plan.tensors.values() if t.kind == "parameter" and len(t.axes) == 2 and not t.axes[0].grows

@@ -24,12 +24,10 @@ def add_to(verbs: Any) -> None:
             "./base --layers 8 --hidden 96 --heads 6",
             "./base -k hidden=2,heads=2,ffn=4 --tensors",
         ),
+        json="write the whole plan, or why it was refused, to a file (default: to none)",
     )
     add_source(verb)
     verb.add_argument("--tensors", action="store_true", help="list every kind of tensor with its axes")
-    verb.add_argument(
-        "--json", type=path, metavar="FILE", help="write the whole plan to a file (default: to none)"
-    )
     verb.set_defaults(run=run)
 
 
@@ -123,11 +121,6 @@ def declared(chosen: argparse.Namespace) -> Declarations | None:
 
 def run(chosen: argparse.Namespace) -> int:
     goal = goal_of(chosen)
-    if chosen.json is not None and (chosen.json.is_dir() or not chosen.json.absolute().parent.is_dir()):
-        raise MupscaleError(
-            f"--json {chosen.json}: expected the name of a file in a folder that exists",
-            code="option.not_a_file_name",
-        )
     from ...checkpoints.request import Request
 
     request = Request(goal, export=chosen.export, declared=declared(chosen))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from ...storage.location import Location
 
+STATUS = "exit status: 0 done and every check holds, 1 a check failed, 2 usage or refused,\n130 interrupted, 141 nobody reads the output"
+"""What a shell gets, of every verb."""
 _WIDTH = 88  # columns of help
 _USUAL = 80  # columns where there is no terminal to ask
 _ALIKE = (
@@ -121,13 +123,20 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_verb(
-    verbs: Any, name: str, text: str, more: str = "", *, examples: tuple[str, ...], usage: str | None = None
+    verbs: Any,
+    name: str,
+    text: str,
+    more: str = "",
+    *,
+    examples: tuple[str, ...],
+    usage: str | None = None,
+    json: str = "write what was found, or why it was refused, to a file (default: to none)",
 ) -> Any:
     """The parser of a verb: `text` stands in the list of verbs, and with `more` at the top of its own help.
 
     >>> verbs = Parser(prog="mupscale").add_subparsers()
     >>> verb = add_verb(verbs, "plan", "show what would grow", "Nothing is written.", examples=("./base -k 2",))
-    >>> print(verb.description, verb.epilog, sep=chr(10))
+    >>> print(verb.description, verb.epilog.partition(chr(10) * 2)[0], sep=chr(10))
     Show what would grow. Nothing is written.
     example:
       mupscale plan ./base -k 2
@@ -139,9 +148,10 @@ def add_verb(
         usage=usage,
         allow_abbrev=False,
         description=fill(f"{text[0].upper()}{text[1:]}. {more}".strip(), _WIDTH),
-        epilog=f"{'examples' if len(examples) > 1 else 'example'}:\n{lines}",
+        epilog=f"{'examples' if len(examples) > 1 else 'example'}:\n{lines}\n\n{STATUS}",
         formatter_class=Help,
     )
+    verb.add_argument("--json", type=path, metavar="FILE", help=json)
     return verb
 
 

@@ -10,10 +10,20 @@ from typing import Any
 from ...checkpoints.request import Request
 from ...checkpoints.result.card import evaluation
 from ...checkpoints.result.train_script import NAME as SCRIPT
-from ...checkpoints.result.train_script import rate_of, writes_text
+from ...checkpoints.result.train_script import SENTENCES, data_of, rate_of, writes_text
 from ...files.directory import OPTIMIZER, TOKENIZERS
 from ...jobs.job import Job
 from ...storage.location import Location, Url
+
+_DATA = {
+    "tokens": ("the stock Trainer (each line of the file is JSON with a text)", "text.jsonl"),
+    "pairs": (
+        'sentence-transformers (each line of the file is JSON with "anchor" and "positive")',
+        "pairs.jsonl",
+    ),
+    "images": ("the stock Trainer (the file holds pixel_values and labels)", "images.safetensors"),
+}
+"""What the data of a `train.py` are."""
 
 
 def next_steps(base: Location, out: Location, job: Job, declare: Path | None = None) -> str:
@@ -48,16 +58,22 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
             f'  trainer.train(resume_from_checkpoint="{out}")',
             "",
         ]
-    if any(text.name == SCRIPT for text in job.texts):
+    lines += _words(about, out)
+    data = data_of(about)
+    if data is not None and any(text.name == SCRIPT for text in job.texts):
+        by, file = _DATA[data]
         lines += [
-            "To train it with the stock Trainer (each line of the file is JSON with a text):",
-            f"  {shlex.join(['python', str(out / SCRIPT), '--data', 'text.jsonl', *([] if known else ['--learning-rate', 'LR'])])}",
+            f"To train it with {by}:",
+            f"  {shlex.join(['python', str(out / SCRIPT), '--data', file, *([] if known else ['--learning-rate', 'LR'])])}",
             "",
         ]
+    package, loaded = "transformers", f'transformers.{about["architecture"]}.from_pretrained("{out}")'
+    if about.get(SENTENCES):
+        package, loaded = SENTENCES, f'{SENTENCES}.SentenceTransformer("{out}")'
     lines += [
         f"To {'start with a fresh optimizer' if stated else 'train it in your own loop'} (lr as you would give the base; {source}):",
-        "  import mupscale as mu, torch, transformers",
-        f'  model = transformers.{about["architecture"]}.from_pretrained("{out}")',
+        f"  import mupscale as mu, torch, {package}",
+        f"  model = {loaded}",
         f'  optimizer = mu.trainers.optimizer_for(model, "{out}", torch.optim.AdamW, lr={rate})',
         "",
         "To prove what was written:",
@@ -70,6 +86,19 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
             f"  {shlex.join(evaluation(str(out)))}",
         ]
     return "\n".join(lines)
+
+
+def _words(about: Mapping[str, Any], out: Path) -> list[str]:
+    """How the tokenizer gets the words that the model has already."""
+    if about.get("words") is None:
+        return []
+    first, end = about["words"]["ids"]
+    return [
+        f"To give the tokenizer its {end - first} new words, whose ids are {first} to {end - 1}:",
+        f'  tokenizer = transformers.AutoTokenizer.from_pretrained("{out}")',
+        f'  tokenizer.add_tokens(["first new word", …])  # it must have {first} words before',
+        "",
+    ]
 
 
 def _arguments(request: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ is a few buffers that are reused. Does not know journals, or where the block is 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...errors import MupscaleError
+from ...files.floats import refuse_not_finite
 from ...files.places import Place, item_size, runs, torch_dtype
 from ...files.strict import open_regular, printable
 from ...storage.location import Location, Url
@@ -255,9 +256,11 @@ class BlockMaker:
 class MoveMaker(BlockMaker):
     """Makes the blocks of moves from the files of the base."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, finite: Collection[str] = ()) -> None:
         super().__init__()
         self._reader = reader
+        self._finite = finite
+        """Names of moves that are refused where their base has NaN or inf (`finite_moves`)."""
         self._last: tuple[Move, StoredBase | None] | None = None
 
     def block(self, block: Block) -> Tensor:
@@ -266,9 +269,44 @@ class MoveMaker(BlockMaker):
         first, _ = window(move.making.wide_shape, move.cells)
         start = [a + b for a, b in zip(first, block.start, strict=True)]
         if self._last is None or self._last[0] is not move:
-            self._last = move, stored_base(move, self._reader)
+            base = stored_base(move, self._reader)
+            self._last = move, finite_base(base, move) if base and move.name in self._finite else base
         dtype = torch_dtype(move.target.dtype)
         return self.make(move.making, self._last[1], start, block.shape, dtype, block.offset)
+
+
+def finite_moves(moves: Sequence[Move], about: Mapping[str, Any]) -> frozenset[str]:
+    """The moves that write parameters of a model. A buffer may hold inf, as masks do.
+
+    >>> finite_moves((), {})
+    frozenset()
+    """
+    names = about.get("spelling", {}).get("names", {})
+    entries = about.get("plan", {}).get("tensors", {})
+    return frozenset(
+        move.name
+        for move in moves
+        if move.target.file.endswith(".safetensors")
+        and entries.get(names.get(move.name, move.name), {}).get("kind") != "buffer"
+    )
+
+
+def finite_base(base: StoredBase, move: Move) -> StoredBase:
+    """The base tensor of a move, refused where what is read of it is not finite.
+
+    A sum is not finite if one of its terms is not, and it is an order of magnitude faster than `isfinite` of each.
+    """
+    return replace(base, read_=partial(_read_finite, base.read_, move))
+
+
+def _read_finite(
+    read_: Callable[[list[int], Tensor], None], move: Move, lows: list[int], room: Tensor
+) -> None:
+    read_(lows, room)
+    if not room.is_floating_point() or room.itemsize == 1 or bool(room.sum().isfinite()):
+        return
+    if not bool(room.isfinite().all()):  # else the sum alone was too large for its dtype
+        refuse_not_finite([move.name])
 
 
 def _read_move(reader: Reader, move: Move, lows: list[int], room: Tensor) -> None:

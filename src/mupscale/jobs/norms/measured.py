@@ -13,7 +13,7 @@ from ...noise.measures import Statistic, Wanted
 from ...storage.location import Location
 from ...tensors.spectral import streamed_spectral_norm
 from ..bytes.base_reader import BaseReader
-from ..bytes.blocks import Reader, StoredBase, stored_base
+from ..bytes.blocks import Reader, StoredBase, finite_base, stored_base
 from ..bytes.compiled_sums import expect
 from ..job import Move
 from ..threads import in_threads
@@ -57,7 +57,8 @@ def measured_in(
                     found.update(journal.known())
                 if wanted[unit] in found:
                     continue
-                stored = [part for move in parts[name] if (part := stored_base(move, reader)) is not None]
+                bases = ((stored_base(move, reader), move) for move in parts[name])
+                stored = [finite_base(part, move) for part, move in bases if part is not None]
                 found[name, what] = measured_by(stored, parts[name][0].making.base_shape, what)
                 if journal is not None:
                     assert isinstance(reader, BaseReader)

@@ -21,7 +21,7 @@ body { margin: 0 auto; max-width: 1200px; padding: 1.5rem; background: var(--bac
 h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.25rem; margin: 2.2rem 0 .5rem;
   border-top: 1px solid var(--line); padding-top: 1.2rem; } h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
 p, figcaption { color: var(--soft); margin: .3rem 0 .6rem; } figure { margin: 0; min-width: 0; }
-img { display: block; max-width: 100%; height: auto; background: white; border-radius: 6px; border: 1px solid var(--line); }
+img { display: block; margin: 0 auto; max-width: 100%; height: auto; background: white; border-radius: 6px; border: 1px solid var(--line); }
 @media (prefers-color-scheme: dark) { img { filter: invert(.91) hue-rotate(180deg); } }
 @media (max-width: 700px) { figure { overflow-x: auto; } img { max-width: none; max-height: 420px; } }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 1.2rem; }

@@ -111,6 +111,18 @@ def curves_of(sweep: Sweep) -> tuple[list[Tried], bool]:
     return [*noisy[:MOST_CURVES], *controls[:1]], False
 
 
+def margins(losses: Sequence[float]) -> tuple[float, float]:
+    """The ends of a logarithmic axis: a little more on each side than the losses have between them.
+
+    >>> low, high = margins([6.0, 7.0])
+    >>> 5.8 < low < 6.0, 7.0 < high < 7.2
+    (True, True)
+    """
+    low, high = min(losses, default=1.0), max(losses, default=1.0)
+    margin = max(1.02, (high / low) ** 0.08) if low > 0 else 1.3
+    return low / margin, high * margin
+
+
 def draw_curves(known: Known) -> Figure | None:
     """The base up to its end, then sweep 2 from there: coloured by noise, zero noise black and dashed."""
     if known.wide is None or known.wide.leader is None or known.base.leader is None:
@@ -129,7 +141,7 @@ def draw_curves(known: Known) -> Figure | None:
     low, high = (noises[0], noises[-1]) if noises else (1.0, 1.0)
     norm = LogNorm(low if low < high else low / 2, high if low < high else high * 2, clip=True)
     inside = [loss for t in (*chosen, base) if t.state != "diverged" for _, loss in thinned(t.curve, t.goal)]
-    top = 1.6 * max(inside, default=1.0)
+    low_loss, top = margins(inside)
     for tried in sorted(chosen, key=lambda t: t.point.is_control):
         shifted = [(grown + step, loss) for step, loss in thinned(tried.curve, tried.goal)]
         if tried.point.is_control:
@@ -147,7 +159,7 @@ def draw_curves(known: Known) -> Figure | None:
             axes.plot([shifted[-1][0]], [min(shifted[-1][1], 0.95 * top)], marker, color=INK, markersize=8)
     logarithmic(axes, inside)
     if inside and min(inside) > 0:
-        axes.set_ylim(min(inside) / 1.3, top)
+        axes.set_ylim(low_loss, top)
     axes.set_xlabel("step, base and after")
     axes.set_ylabel("training loss")
     axes.grid(alpha=0.25)

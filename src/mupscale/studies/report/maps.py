@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
+from textwrap import fill
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -172,7 +173,9 @@ def _label(axes: Axes, sweep: Sweep, noise_name: str) -> None:
         axes.tick_params(axis="x", rotation=90)
     axes.tick_params(length=0)
     axes.set_xlabel("learning rate")
-    axes.set_ylabel(noise_name)
+    # At its font size an inch holds about twelve letters; the rest of the height is what stands above and below the axes.
+    inches = axes.figure.get_figure(root=True).get_figheight() - 1.1
+    axes.set_ylabel(fill(noise_name, max(10, int(12 * inches))))
     axes.set_facecolor("white")
     if 0.0 in noises:
         axes.axhline(0.5, color=INK, linewidth=1.2)
