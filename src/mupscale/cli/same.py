@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from ..jobs.progress import shown_progress
 from ..sameness.same import reported
@@ -12,5 +11,6 @@ from ..sameness.same import reported
 def run(chosen: argparse.Namespace) -> int:
     with shown_progress("comparing", chosen.quiet) as report:
         found = reported(chosen.a, chosen.b, chosen.profile, chosen.threads, report)
-    print(json.dumps(found.json(), indent=2) if chosen.json else found)
+    print(found)
+    chosen.found = found.json()
     return found.status

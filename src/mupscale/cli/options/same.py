@@ -18,7 +18,7 @@ def add_to(verbs: Any) -> None:
         "Of the same or of different formats. Weights, float32 copies, moments, step counts, settings, schedule and random states are "
         "compared by name, in the memory of a few blocks; nothing of a pickle is executed. Exit status: 0 the same, 1 different, "
         "2 cannot tell.",
-        examples=("./before ./after", "./hf ./dcp --profile standard --json"),
+        examples=("./before ./after", "./hf ./dcp --profile standard --json same.json"),
     )
     for name in ("a", "b"):
         verb.add_argument(name, type=location, help="a checkpoint, here or at a URL")
@@ -28,7 +28,6 @@ def add_to(verbs: Any) -> None:
         default="strict",
         help="strict (bit for bit), standard (one unit in the last place) or relaxed (sums in another order) (default: %(default)s)",
     )
-    verb.add_argument("--json", action="store_true", help="print the report as JSON")
     add_threads(verb, "threads that read and compare")
     verb.add_argument("--quiet", action="store_true", help="print no progress")
     verb.set_defaults(run=run)
