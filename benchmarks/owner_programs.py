@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LENGTH, PAIRS, GREEDY, EVALUATED = 64, 200, 60, 12
+LENGTH, BATCH, PAIRS, GREEDY = 64, 8, 200, 60
 OLD = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
 
@@ -174,13 +174,14 @@ def losses(data: str, *folders: str) -> dict[str, Any]:
     return {"losses": found, "tokens": [int((text == texts[0]).sum()) for text in texts]}
 
 
-def trained(script: str, folder: str, data: str, out: str, steps: str, rate: str) -> dict[str, Any]:
-    """Train a directory by the `train.py` of a grown one: its held-out losses by step.
+def trained(
+    script: str, folder: str, data: str, out: str, steps: str, rate: str, every: str
+) -> dict[str, Any]:
+    """Train a directory by the `train.py` of a grown one: its held-out loss every so many steps.
 
     A base has no units of its own: the two lines that need a record are left out, and the rest is the same.
     """
     lines = Path(script).read_text(encoding="utf-8").splitlines()
-    every = max(1, int(steps) // EVALUATED)
     more = f'    report_to=[], eval_strategy="steps", eval_steps={every}, disable_tqdm=True, use_cpu=True,'
     changed = [more if line.strip() == "report_to=[]," else line for line in lines]
     if not (Path(folder) / "mupscale.json").exists():
@@ -192,7 +193,7 @@ def trained(script: str, folder: str, data: str, out: str, steps: str, rate: str
     program = Path(folder) / "evaluated.py"
     program.write_text("\n".join(changed), encoding="utf-8")
     torch.manual_seed(0)
-    given = {"data": data, "out": out, "steps": steps, "length": LENGTH, "lr": rate}
+    given = {"data": data, "out": out, "steps": steps, "batch": BATCH, "length": LENGTH, "lr": rate}
     sys.argv = [str(program), *(str(word) for name, value in given.items() for word in (f"--{name}", value))]
     trainer = runpy.run_path(str(program))["trainer"]
     seen = {row["step"]: row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row}

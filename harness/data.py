@@ -1,6 +1,7 @@
 """Small learnable tasks, the same for every width: a batch is a function of its number alone.
 
-Floating inputs have torch's default dtype. `DATA` is the folder of real data, which no registry has.
+Floating inputs have torch's default dtype. `DATA` is the folder of real data, which no registry has; `tokenizer_of` reads
+the tokenizer of its Llama.
 """
 
 from __future__ import annotations
