@@ -27,7 +27,7 @@ from benchmarks.public_models import table  # noqa: E402
 from docs.refusals import refusals  # noqa: E402
 from harness.evidence import EARLIER, is_of, key_of, mark  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
-from harness.popular import STORED_UNITS  # noqa: E402
+from harness.popular import POPULAR, STORED_UNITS  # noqa: E402
 from harness.popular import stored as popular_lines  # noqa: E402
 from harness.popular import summary as popular_summary  # noqa: E402
 from mupscale.families.config.fields import USUAL  # noqa: E402
@@ -417,6 +417,11 @@ def much_used_by_units() -> list[str]:
         "`python benchmarks/families_popular.py --by units` plans the same types with `-k 2 --by units`: proved asleep, grown, saved,",
         "loaded again and stepped, and woken on the small copy, where the loss may move by 1e-10. `mupscale upscale` also carries",
         "[means](upscale.md) in streams behind LayerNorm, which count as copies here.\n",
+        *(
+            [f"So far {len(lines)} of the {len(POPULAR)} types are measured.\n"]
+            if len(lines) < len(POPULAR)
+            else []
+        ),
         f"`{popular_summary(lines, 'units')}`{mark('benchmarks/families_popular_units.jsonl')}\n",
         f"Every width by new units: {named['units'] or 'none'}.\n",
         f"Some widths by new units, others by copies: {named['mixed'] or 'none'}.\n",
