@@ -405,7 +405,8 @@ def much_used_by_units() -> list[str]:
     """The same types by new units, by verdict, with the reason for what is refused and what is exact by copies instead."""
     lines = list(popular_lines(STORED_UNITS).values())
     named = {
-        v: ", ".join(x["name"] for x in lines if x["verdict"] == v) for v in ("units", "mixed", "copies")
+        v: ", ".join(x["name"] for x in lines if x["verdict"] == v)
+        for v in ("units", "mixed", "copies", "jumps")
     }
     reasons = [
         f"- **{x['name']}** ({tried_by_copies(x)}): {shorter(x['why'])}"
@@ -426,6 +427,7 @@ def much_used_by_units() -> list[str]:
         f"Every width by new units: {named['units'] or 'none'}.\n",
         f"Some widths by new units, others by copies: {named['mixed'] or 'none'}.\n",
         *([f"By copies alone: {named['copies']}.\n"] if named["copies"] else []),
+        *([f"The loss moves when it wakes: {named['jumps']}.\n"] if named["jumps"] else []),
         *(["Refused by new units:\n", *reasons] if reasons else []),
     ]
 
