@@ -1,4 +1,4 @@
-"""What `checkpoint_owner.py` runs in its environment: makes the bases, measures, trains adapters, resumes, reloads.
+"""What `checkpoint_owner.py` runs in its environment: makes the bases, measures, trains, resumes, reloads.
 
     python owner_programs.py NAME ARGUMENT…
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import runpy
 import shutil
 import sys
 from itertools import pairwise
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LENGTH, PAIRS, GREEDY = 64, 200, 60
+LENGTH, BATCH, PAIRS, GREEDY = 64, 8, 200, 60
 OLD = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
 
@@ -158,7 +159,7 @@ def _rows(data: str) -> Tensor:
 
 
 def losses(data: str, *folders: str) -> dict[str, Any]:
-    """The held-out loss and the greedy text of decoders."""
+    """The held-out loss of decoders, and how many tokens of their greedy text are those of the first."""
     from transformers import AutoModelForCausalLM
 
     rows = _rows(data)
@@ -169,13 +170,38 @@ def losses(data: str, *folders: str) -> dict[str, Any]:
         with torch.no_grad():
             found.append(float(model(input_ids=rows, labels=rows).loss))
             more = {"do_sample": False, "max_new_tokens": GREEDY, "eos_token_id": -1, "pad_token_id": 0}
-            text = model.generate(torch.ones(1, 1, dtype=torch.long), **more)
-        texts.append(len(set(text[0].tolist())))
-    return {"losses": found, "different_tokens": texts}
+            texts.append(model.generate(torch.ones(1, 1, dtype=torch.long), **more)[0, 1:])
+    return {"losses": found, "tokens": [int((text == texts[0]).sum()) for text in texts]}
 
 
-def ranks(text: str, *folders: str) -> dict[str, Any]:
-    """How the cosines of sentence pairs of each further directory are ranked, against those of the first."""
+def trained(
+    script: str, folder: str, data: str, out: str, steps: str, rate: str, every: str
+) -> dict[str, Any]:
+    """Train a directory by the `train.py` of a grown one: its held-out loss every so many steps.
+
+    A base has no units of its own: the two lines that need a record are left out, and the rest is the same.
+    """
+    lines = Path(script).read_text(encoding="utf-8").splitlines()
+    more = f'    report_to=[], eval_strategy="steps", eval_steps={every}, disable_tqdm=True, use_cpu=True,'
+    changed = [more if line.strip() == "report_to=[]," else line for line in lines]
+    if not (Path(folder) / "mupscale.json").exists():
+        changed = [line for line in changed if '"mupscale.json"' not in line and "callbacks=" not in line]
+        if len(changed) != len(lines) - 2:
+            raise SystemExit(f"{script} has other lines than expected")
+    if more not in changed:
+        raise SystemExit(f"{script} has no place for the evaluations")
+    program = Path(folder) / "evaluated.py"
+    program.write_text("\n".join(changed), encoding="utf-8")
+    torch.manual_seed(0)
+    given = {"data": data, "out": out, "steps": steps, "batch": BATCH, "length": LENGTH, "lr": rate}
+    sys.argv = [str(program), *(str(word) for name, value in given.items() for word in (f"--{name}", value))]
+    trainer = runpy.run_path(str(program))["trainer"]
+    seen = {row["step"]: row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row}
+    return {"losses": sorted(seen.items()), "parameters": sum(p.numel() for p in trainer.model.parameters())}
+
+
+def cosines(text: str, *folders: str) -> dict[str, Any]:
+    """By how much the cosines of sentence pairs of each further directory differ from those of the first, at most."""
     from sentence_transformers import SentenceTransformer
 
     draw = random.Random(0)
@@ -190,16 +216,11 @@ def ranks(text: str, *folders: str) -> dict[str, Any]:
         model: Any = SentenceTransformer(folder, device="cpu")
         ends = [model.encode([pair[i] for pair in pairs], convert_to_tensor=True) for i in (0, 1)]
         found.append(torch.nn.functional.cosine_similarity(*ends))
-    return {"ranks": [_rank_correlation(found[0], other) for other in found[1:]]}
+    return {"differences": [float((found[0] - other).abs().max()) for other in found[1:]]}
 
 
 def _sentences(text: str) -> list[str]:
     return [line for line in re.split(r"(?<=[.!?])\s+", text) if 40 < len(line) < 200][:12]
-
-
-def _rank_correlation(a: Tensor, b: Tensor) -> float:
-    places = [torch.argsort(torch.argsort(x)).double() for x in (a, b)]
-    return float(torch.corrcoef(torch.stack(places))[0, 1])
 
 
 def adapters(wide: str, data: str, out: str) -> dict[str, Any]:
@@ -273,6 +294,6 @@ def reload(folder: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    programs = (drawn, old_bert, qwen, resume, losses, ranks, adapters, reload)
+    programs = (drawn, old_bert, qwen, resume, losses, trained, cosines, adapters, reload)
     chosen = {program.__name__: program for program in programs}[sys.argv[1]]
     print("\n" + json.dumps(chosen(*sys.argv[2:])))

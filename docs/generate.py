@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -27,6 +28,7 @@ from benchmarks.public_models import table  # noqa: E402
 from docs.refusals import refusals  # noqa: E402
 from harness.evidence import EARLIER, is_of, key_of, mark  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
+from harness.popular import POPULAR, STORED_UNITS  # noqa: E402
 from harness.popular import stored as popular_lines  # noqa: E402
 from harness.popular import summary as popular_summary  # noqa: E402
 from mupscale.families.config.fields import USUAL  # noqa: E402
@@ -400,6 +402,42 @@ def much_used() -> list[str]:
     ]
 
 
+def much_used_by_units() -> list[str]:
+    """The same types by new units, by verdict, with the reason for what is refused and what is exact by copies instead."""
+    lines = list(popular_lines(STORED_UNITS).values())
+    named = {
+        v: ", ".join(x["name"] for x in lines if x["verdict"] == v)
+        for v in ("units", "mixed", "copies", "jumps")
+    }
+    reasons = [
+        f"- **{x['name']}** ({tried_by_copies(x)}): {shorter(x['why'])}"
+        for x in lines
+        if x["verdict"] == "refused"
+    ]
+    return [
+        "\n### By new units\n",
+        "`python benchmarks/families_popular.py --by units` plans the same types with `-k 2 --by units`: proved asleep, grown, saved,",
+        "loaded again and stepped, and woken on the small copy, where the loss may move by 1e-10. `mupscale upscale` also carries",
+        "[means](upscale.md) in streams behind LayerNorm, which count as copies here.\n",
+        *(
+            [f"So far {len(lines)} of the {len(POPULAR)} types are measured.\n"]
+            if len(lines) < len(POPULAR)
+            else []
+        ),
+        f"`{popular_summary(lines, 'units')}`{mark('benchmarks/families_popular_units.jsonl')}\n",
+        f"Every width by new units: {named['units'] or 'none'}.\n",
+        f"Some widths by new units, others by copies: {named['mixed'] or 'none'}.\n",
+        *([f"By copies alone: {named['copies']}.\n"] if named["copies"] else []),
+        *([f"The loss moves when it wakes: {named['jumps']}.\n"] if named["jumps"] else []),
+        *(["Refused by new units:\n", *reasons] if reasons else []),
+    ]
+
+
+def tried_by_copies(line: dict[str, Any]) -> str:
+    """What was tried by copies of a type that is refused by units."""
+    return ", ".join(f"`-k {words} --by copies` is exact" for words in line["tried"]) or "nor by copies"
+
+
 def shorter(why: str) -> str:
     """The beginning of a reason, cut between words."""
     return why if len(why) <= 200 else why[:200].rpartition(" ")[0] + " …"
@@ -439,6 +477,7 @@ def families() -> str:
                 "\n## Refused model types\n",
                 *refused,
                 *much_used(),
+                *much_used_by_units(),
                 *net,
             ]
         )

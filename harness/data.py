@@ -1,12 +1,15 @@
 """Small learnable tasks, the same for every width: a batch is a function of its number alone.
 
-Floating inputs have torch's default dtype. `DATA` is the folder of real data, which no registry has.
+Floating inputs have torch's default dtype. `DATA` is the folder of real data, which no registry has; `tokenizer_of` reads
+the tokenizer of its Llama.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,3 +58,27 @@ def word_pairs(seed: int) -> tuple[Tensor, Tensor]:
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+def tokenizer_of(path: Path) -> Any:
+    """The tokenizer of a llama2.c file: tokens with scores, merged best score first, bytes for what is unknown."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+    raw, at, tokens = path.read_bytes(), 4, list[tuple[str, float]]()
+    while at < len(raw):
+        score, length = struct.unpack_from("<fi", raw, at)
+        tokens.append((raw[at + 8 : at + 8 + length].decode().replace(" ", "▁"), score))
+        at += 8 + length
+    tokens[1:3] = [("<s>", 0.0), ("</s>", 0.0)]
+    words = {token: number for number, (token, _) in enumerate(tokens)}
+    merges = [
+        (token[:cut], token[cut:])
+        for token, score in sorted(tokens[259:], key=lambda pair: -pair[1])
+        for cut in range(1, len(token))
+        if token[:cut] in words and token[cut:] in words
+    ]
+    made: Any = Tokenizer(models.BPE(words, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.add_special_tokens([AddedToken(token, special=True) for token in ("<unk>", "<s>", "</s>")])
+    return made

@@ -11,46 +11,20 @@ import lzma
 import os
 import resource
 import shutil
-import struct
 import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.data import DATA
+from harness.data import DATA, tokenizer_of
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(7200)]
 
 MOST_SECONDS, DOCUMENTS = 1200, 240
 """CPU seconds that tuning may take, which bound it; the wall clock of the timeout is for a machine that is busy."""
 TINY = DATA / "models" / "tiny_llama"
-
-
-def tokenizer_of(path: Path) -> Any:
-    """The tokenizer of a llama2.c file: tokens with scores, merged best score first, bytes for what is unknown."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
-
-    raw, at, tokens = path.read_bytes(), 4, list[tuple[str, float]]()
-    while at < len(raw):
-        score, length = struct.unpack_from("<fi", raw, at)
-        tokens.append((raw[at + 8 : at + 8 + length].decode().replace(" ", "▁"), score))
-        at += 8 + length
-    tokens[1:3] = [("<s>", 0.0), ("</s>", 0.0)]
-    words = {token: number for number, (token, _) in enumerate(tokens)}
-    merges = [
-        (token[:cut], token[cut:])
-        for token, score in sorted(tokens[259:], key=lambda pair: -pair[1])
-        for cut in range(1, len(token))
-        if token[:cut] in words and token[cut:] in words
-    ]
-    made: Any = Tokenizer(models.BPE(words, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    made.add_special_tokens([AddedToken(token, special=True) for token in ("<unk>", "<s>", "</s>")])
-    return made
 
 
 def prepared(folder: Path) -> tuple[Path, Path]:

@@ -2,8 +2,7 @@
 
 An encoder without a head has no loss. What its users compare are directions of outputs, so it is judged by the cosines
 between them: their change over all pairs of output vectors, as root mean square. Copies of a unit leave cosines as they
-are, so the base and the exact wide model are at 0. `benchmarks/checkpoint_owner.py` shows what a twentieth of an untrained
-model's change does to the order of MiniLM's sentence pairs.
+are, so the base and the exact wide model are at 0.
 """
 
 from __future__ import annotations
