@@ -98,7 +98,7 @@ class Dense(nn.Module):
     def __init__(self, folder):
         super().__init__()
         weights = load_file(folder / "2_Dense" / "model.safetensors")
-        self.linear = nn.Linear(*reversed(weights["linear.weight"].shape))
+        self.linear = nn.Linear(*weights["linear.weight"].shape[::-1])
         self.linear.load_state_dict({name.removeprefix("linear."): t for name, t in weights.items()})
 
     def forward(self, sentences):

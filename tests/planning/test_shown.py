@@ -43,6 +43,7 @@ class NanoChat(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> Any:
         x, first = self.words(tokens), None
+        block: Any
         for block in self.blocks:
             q, k, v = (block[name](rms(x)).unflatten(-1, (-1, HEAD)) for name in "qkv")
             first = v if first is None else first
@@ -90,7 +91,7 @@ class GATv2(nn.Module):
         self.register_buffer("edges", torch.randint(12, (2, 30), generator=torch.Generator().manual_seed(0)))
 
     def forward(self, x: torch.Tensor) -> Any:
-        x, (u, v) = self.enter(x).relu(), self.edges
+        x, (u, v) = self.enter(x).relu(), self.get_buffer("edges")
         left, right = (layer(x).view(len(x), -1, 2) for layer in (self.left, self.right))
         e = (F.leaky_relu(left[u] + right[v]) * self.a).sum(-1).exp()
         share = e / torch.zeros(len(x), e.shape[1], dtype=x.dtype).index_add(0, v, e)[v]

@@ -1,6 +1,7 @@
 """Deeper models: new blocks sleep, join a group without state, and wake without a jump."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -468,17 +469,19 @@ def test_blocks_behind_a_gate_sleep_and_wake_by_it(gate):
     base = gated(2)
     run = mu.Run(base, torch.optim.AdamW(base.parameters(), lr=1e-2))
     asleep, awake = (grow(run, lambda: gated(4), loss=loss) for grow in (mu.grow, mu.upscale))
+    woken: Any = awake.model
+    new = woken.blocks[2:]
     assert value(awake.model) == pytest.approx(value(base), rel=1e-12)
     with torch.no_grad():
-        asleep_gate = awake.model.blocks[2].gate.clone()
-        awake.model.blocks[2].gate.fill_(0.1)
+        asleep_gate = new[0].gate.clone()
+        new[0].gate.fill_(0.1)
         assert value(awake.model) != pytest.approx(value(base), rel=1e-6)
-        awake.model.blocks[2].gate.copy_(asleep_gate)
+        new[0].gate.copy_(asleep_gate)
     for i in range(4):
         one, other = (step(each, i) for each in (run, asleep))
         assert float(other) == pytest.approx(float(one), rel=1e-11)
-    before = {name: p.detach().clone() for name, p in awake.model.blocks[2:].named_parameters()}
+    before = {name: p.detach().clone() for name, p in new.named_parameters()}
     for i in range(2):
         step(awake, i)
-    still = [n for n, p in awake.model.blocks[2:].named_parameters() if torch.equal(before[n], p)]
+    still = [n for n, p in new.named_parameters() if torch.equal(before[n], p)]
     assert not still
