@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-LIMIT = 3450.0  # CPU seconds of static, tests, exactness and survival: 3,000 for the check, 90 for devices, 60 for each later issue
+LIMIT = 3570.0  # CPU seconds of static, tests, exactness and survival: 3,000 for the check, 90 for devices, 60 for each later issue
 PUSH = {"static", "tests", "exactness", "survival"}
 LOOP = 1_000_000  # additions of the loop
 REFERENCE = 0.056  # CPU seconds of the loop at the speed for which the limit was set

@@ -32,7 +32,7 @@ from ..runs.run import Run, since_of
 
 FORMAT = "mupscale recipe 1"
 _FIRST_WAY = ("by", "copies")
-"""Left out where it is stored, because recipes of version 0.2.0 have no other way."""
+"""Left out where it is stored, because earlier versions of this form have no other way."""
 _LONGEST = 1 << 26  # bytes; bounds what a foreign file can fill memory with
 _MALFORMED = "this is not a recipe, expected what to_json wrote"
 NO_SCHEDULE = "none"

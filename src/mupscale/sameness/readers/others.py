@@ -17,6 +17,7 @@ from ...formats.deepspeed.universal import WEIGHT, read_universal
 from ...optimizers.read import parts
 from ...storage.location import Location
 from ..snapshot import STEP, Filed, Snapshot, flat
+from .positions import positional
 
 _GROUPS, _SHAPES = "param_groups", "param_shapes"
 
@@ -68,8 +69,6 @@ def lightning_snapshot(path: Location) -> Snapshot:
             f"{printable(str(path))} is not a checkpoint of Lightning; expected state_dict",
             code="lightning.not_a_checkpoint",
         )
-    from .trainer import positional
-
     found = Snapshot(path, "Lightning checkpoint")
     found.weights = {
         str(n): Filed.of(folder, p) for n, p in tree["state_dict"].items() if isinstance(p, Place)

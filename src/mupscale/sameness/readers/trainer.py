@@ -14,14 +14,14 @@ from ...errors import Fault, MupscaleError
 from ...files.directory import OPTIMIZER, Directory, read_directory
 from ...files.elsewhere import is_universal
 from ...files.opened import open_file
-from ...files.pickles.torch_file import read_tensor, read_tree
+from ...files.pickles.torch_file import read_tree
 from ...files.pickles.torch_settings import read_settings
-from ...files.places import Place
 from ...files.strict import parse_json, printable, read_regular
 from ...optimizers.read import parts
 from ...storage.location import Location
-from ..snapshot import STEP, UNNAMED, Filed, Snapshot, flat
+from ..snapshot import STEP, Filed, Snapshot, flat
 from .others import add_universal
+from .positions import positional
 
 _STATE, _SCHEDULE, _SCALER, _RANDOM = "trainer_state.json", "scheduler.pt", "scaler.pt", "rng_state"
 _BLOCK = 1 << 20
@@ -54,29 +54,6 @@ def directory_snapshot(path: Location) -> Snapshot:
 def _optimizer(found: Snapshot, directory: Directory) -> None:
     groups, state = parts(read_tree(directory.path / OPTIMIZER), OPTIMIZER)
     positional(found, directory.path, groups, state, _named(directory, groups, found.unknown))
-
-
-def positional(
-    found: Snapshot,
-    folder: Location,
-    groups: Sequence[Mapping[str, Any]],
-    state: Mapping[Any, Mapping[str, Any]],
-    names: Sequence[Sequence[str]] | None,
-) -> None:
-    """Add the groups and the state of an optimizer's state dict with positions; without names they are named by position."""
-    for at, group in enumerate(groups):
-        keys = group["params"]
-        named = [f"{UNNAMED}{key}" for key in keys] if names is None else names[at]
-        found.add_group(named, group)
-        for key, name in zip(keys, named, strict=True):
-            for slot, value in state.get(key, {}).items():
-                if isinstance(value, Place):
-                    value = Filed.of(folder, value) if value.shape else read_tensor(folder, value).item()
-                if isinstance(value, Filed | int | float):
-                    found.add_state(name, slot, value)
-                elif value is not None:
-                    what = f"a {type(value).__name__} under {printable(slot)}, which is not read"
-                    found.unknown.append(Fault("same.state_not_read", printable(name), what))
 
 
 def _named(
