@@ -281,14 +281,22 @@ def finite_moves(moves: Sequence[Move], about: Mapping[str, Any]) -> frozenset[s
     >>> finite_moves((), {})
     frozenset()
     """
-    names = about.get("spelling", {}).get("names", {})
-    entries = about.get("plan", {}).get("tensors", {})
+    names, entries = (
+        _part(_part(about, one), two) for one, two in (("spelling", "names"), ("plan", "tensors"))
+    )
     return frozenset(
         move.name
         for move in moves
         if move.target.file.endswith(".safetensors")
-        and entries.get(names.get(move.name, move.name), {}).get("kind") != "buffer"
+        and (name := str(names.get(move.name, move.name))) in entries
+        and _part(entries, name).get("kind") != "buffer"
     )
+
+
+def _part(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """One part of a record; empty where it is not there or something else, because records of jobs are free."""
+    found = record.get(key)
+    return found if isinstance(found, Mapping) else {}
 
 
 def finite_base(base: StoredBase, move: Move) -> StoredBase:
