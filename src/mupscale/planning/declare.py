@@ -97,7 +97,10 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
                 )
                 continue
             now = made.entries[entry.name]
-            made = made.with_entries({entry.name: replace(now, layouts={**now.layouts, **chosen})})
+            layouts, dims_declared = {**now.layouts, **chosen}, now.declared_layouts | chosen.keys()
+            made = made.with_entries(
+                {entry.name: replace(now, layouts=layouts, declared_layouts=dims_declared)}
+            )
             made = _share_layout(made, entry.name, declared)
     for pattern, factor in declared.folds.items():
         for entry in targets(pattern, "folds"):
@@ -151,5 +154,6 @@ def _share_layout(made: Draft, name: str, declared: Declared) -> Draft:
             *other.base_shape,
             *other.wide_shape,
         ):
-            made = made.with_entries({bias: replace(other, layouts={0: layout})})
+            own = frozenset({0} if dim in weight.declared_layouts else ())
+            made = made.with_entries({bias: replace(other, layouts={0: layout}, declared_layouts=own)})
     return made

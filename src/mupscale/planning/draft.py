@@ -52,6 +52,8 @@ class DraftEntry:
     declared_fold: Scale | None = None
     """The fold that the user declared for it, if one was."""
     declared_role: bool = False
+    declared_layouts: frozenset[int] = frozenset()
+    """The dimensions whose layout the user declared."""
     fills: Mapping[int, Fraction] = field(default_factory=dict)
     """Dimension -> the power of its filled share that the tensor absorbs besides its fold."""
     stream: frozenset[int] | None = None

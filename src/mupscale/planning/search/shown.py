@@ -69,7 +69,7 @@ Atom = tuple[int, int]
 
 
 def shown_layouts(draft: Draft, base: Trace, wide: Trace) -> Setting | None:
-    """One setting with the layouts of all parameters that calls show; None if they show nothing new."""
+    """One setting with the layouts of all parameters that calls show; None if they show nothing new. Those declared stay."""
     spaces = _Spaces(draft)
     for a, b in zip(base.calls, wide.calls, strict=False):
         if a.name != b.name or len(a.inputs) != len(b.inputs):
@@ -79,7 +79,7 @@ def shown_layouts(draft: Draft, base: Trace, wide: Trace) -> Setting | None:
     found: dict[str, dict[int, Layout]] = {}
     for name, entry in draft.entries.items():
         for dim in entry.growing if entry.kind == "parameter" else ():
-            layout = spaces.layout(_own(entry, dim))
+            layout = None if dim in entry.declared_layouts else spaces.layout(_own(entry, dim))
             if layout is not None and _changes(draft, entry, dim, layout):
                 found.setdefault(name, {})[dim] = layout
     return Setting(layouts=found) if found else None
