@@ -32,6 +32,7 @@ ends at a gain reads a norm, one that ends at a writer reads the space itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import torch
@@ -261,7 +262,7 @@ def unpaddable(draft: Draft) -> dict[Fault, tuple[int, int]]:
             what = "RMSNorm without a gain over zeros: nothing absorbs the share that is not zeros"
             remedy = "use elementwise_affine=True, or a whole multiple"
             faults[path] = (Fault("axis.padding_without_gain", path, what, remedy), (n, goal))
-        elif not _whole_groups(module, wide.get(path)):
+        elif subtracts_mean(module) and not _whole_groups(module, wide.get(path)):
             faults[path] = (centred_fault(path, type(module).__name__, n, goal), (n, goal))
     return dict(faults.values())
 
@@ -276,12 +277,13 @@ def _whole_groups(base: nn.Module, wide: nn.Module | None) -> bool:
 
 
 def _without_gain(norm: nn.Module | None) -> int:
-    """How many channels one of torch's norms averages over, if it has no gain; otherwise 0."""
-    if getattr(norm, "weight", None) is not None:
+    """How many channels a norm averages over, if it has no gain and says its shape as torch's norms do; otherwise 0."""
+    if norm is None or not is_norm(norm) or any(True for _ in norm.parameters(recurse=False)):
         return 0
-    if isinstance(norm, (nn.LayerNorm, nn.RMSNorm)):
-        return norm.normalized_shape[-1]
-    return norm.num_channels if isinstance(norm, nn.GroupNorm) else 0
+    if isinstance(norm, nn.GroupNorm):
+        return norm.num_channels
+    shape = getattr(norm, "normalized_shape", ())
+    return int(shape[-1]) if shape else 0
 
 
 def centred_fault(where: str, kind: str, base: int, wide: int) -> Fault:
@@ -297,13 +299,25 @@ def subtracts_mean(norm: nn.Module) -> bool:
 
     >>> subtracts_mean(nn.LayerNorm(8)), subtracts_mean(nn.RMSNorm(8))
     (True, False)
+
+    A norm of another class is tried, one on the meta device as a copy whose gains are one:
+
+    >>> class OwnNorm(nn.LayerNorm): ...
+    >>> subtracts_mean(OwnNorm(8, device="meta")), subtracts_mean(OwnNorm(8, elementwise_affine=False))
+    (True, True)
     """
     if type(norm) in (nn.LayerNorm, nn.GroupNorm):
         return True
-    size = next((p.shape[0] for p in norm.parameters(recurse=False) if p.dim() == 1), 0)
-    if any(t.is_meta for t in norm.parameters(recurse=False)) or size < 2:
+    own = list(norm.parameters(recurse=False))
+    size = next((p.shape[0] for p in own if p.dim() == 1), _without_gain(norm))
+    if size < 2:
         return False
-    like = next(norm.parameters(recurse=False))
+    if any(p.is_meta for p in own):
+        norm = deepcopy(norm).to_empty(device="cpu")
+        with torch.no_grad():
+            for parameter in norm.parameters():
+                parameter.fill_(1)
+    like = next(norm.parameters(recurse=False), torch.empty(0))
     x = torch.linspace(-1, 2, 2 * size, dtype=like.dtype, device=like.device).view(2, size).pow(3)
     with torch.no_grad():
         # Any signature is allowed; what needs more than x is left to the measurement.
