@@ -9,6 +9,8 @@ f32, bf16    wall time of the whole job (output synced and read back, digests of
 …_noise      the same with noise; loading the noise kernel is part of it
 t_noise      the same for bf16 with the norms measured first that `--noise t=…` is relative to. The weights are random, so every
              matrix takes the most passes
+read_…       wall time of reading the output once from the disk with `cat`, over the same copy: about what publishing adds,
+             because nothing is published that was not read from the disk
 cpu_…        CPU time of the job over that of the copy; says what the machine does not blur
 rss_growth   the largest peak of resident memory (VmHWM) of a process that writes the whole output, over the peak for 1 GB
 
@@ -16,12 +18,13 @@ rss_growth   the largest peak of resident memory (VmHWM) of a process that write
     python benchmarks/stream.py --fingerprints [--gb 2] …
 
 `--quick` is 1 GB once, and fails for nothing: so little time says nothing on a busy machine. With `--unread` results are
-published without being read back: what is saved is the price of it. With `--fingerprints` it measures
+published without being read back: what is saved is the price of it. Aims are those of a job that is not read back, and bounds
+allow once and a half the time of reading the output besides. With `--fingerprints` it measures
 instead what the fingerprints of blocks and base cost, and reading back, in CPU seconds, by jobs that take turns: `checked` is
 the job as it is, `trusted` the one with --trust-base, each over a job without any fingerprint, second read and reading back;
 the median of the ratios counts.
 
-The last line is `f32=… f32_noise=… bf16=… bf16_noise=… t_noise=… cpu_f32=… cpu_bf16_noise=… rss_growth=…`. The exit code is 1 when a
+The last line is `f32=… f32_noise=… bf16=… bf16_noise=… t_noise=… read_f32=… read_bf16=… cpu_f32=… … rss_growth=…`. The exit code is 1 when a
 bound fails; an aim that is missed is printed.
 """
 
@@ -48,14 +51,17 @@ from mupscale.jobs.bytes.blocks import Reader
 from mupscale.jobs.norms.measured import measured_in
 from mupscale.jobs.norms.norm_journal import NormJournal
 from mupscale.jobs.publish import publish as publish_module
+from mupscale.jobs.publish.read_back import forget
 from mupscale.jobs.worker import run_job
 from mupscale.noise.measures import Statistic
 
 K = 2
 HIDDEN, FFN, HEADS, KV_HEADS, VOCABULARY = 2048, 5632, 32, 8, 4096
 AIMS = {"f32": 0.85, "f32_noise": 1.1, "bf16": 0.95, "bf16_noise": 1.4, "t_noise": 1.9}
-BOUNDS = {"f32": 1.25, "f32_noise": 2.0, "bf16": 1.25, "bf16_noise": 2.0, "rss_growth": 1.10}
-MOST_FOR_NORMS = 0.5  # t_noise above bf16_noise
+BOUNDS = {"f32": 1.25, "f32_noise": 2.0, "bf16": 1.25, "bf16_noise": 2.5, "rss_growth": 1.10}
+"""Without the read-back, of which the time of reading the output is known and allowed once and a half."""
+ALLOWED_READS = 1.5
+MOST_FOR_NORMS = 2.6  # CPU time of t_noise over that of bf16_noise: at most 15 passes over a base of a quarter of the output
 CASES = {"F32": ("exact", "noise"), "BF16": ("exact", "noise", "t")}
 """What is measured of each dtype; "t" is noise with norms measured first."""
 
@@ -147,27 +153,38 @@ def measure_copy(source: Path, target: Path) -> tuple[float, float]:
     return time.perf_counter() - start, sum(os.times()[:4]) - sum(before[:4])
 
 
+def measure_read(source: Path) -> float:
+    """Wall seconds of reading every file of a directory from the disk with `cat`."""
+    for path in source.iterdir():
+        forget(path)
+    start = time.perf_counter()
+    subprocess.run(["cat", *source.iterdir()], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
 def ratios_of(
     folder: Path, gigabytes: float, dtype: str, workers: int, repeats: int, mode: str = "checked"
-) -> tuple[dict[str, tuple[float, float]], float]:
-    """Wall and CPU time of the best job over those of the best copy, by case; and how memory grows."""
+) -> tuple[dict[str, tuple[float, float]], float, float]:
+    """Wall and CPU time of the best job over those of the best copy, by case; of the best read; and how memory grows."""
     layers = layers_for(gigabytes, dtype)
     small = peak(folder / "small", min(layers, layers_for(1, dtype)), dtype, workers)
     directory = write_directory(folder / "base", model_with(layers).shapes(), dtype, 2)
     size = wide_bytes(layers, dtype)
     jobs: dict[str, list[Measured]] = {case: [] for case in CASES[dtype]}
     copies: list[tuple[float, float]] = []
+    reads: list[float] = []
     for _ in range(repeats):
         for case, done in jobs.items():
             done.append(measure_job(directory, folder / "wide", layers, case, workers, mode))
             copies.append(measure_copy(folder / "wide", folder / "copy"))
+            reads.append(measure_read(folder / "wide"))
             for used in ("wide", "copy"):
                 shutil.rmtree(folder / used)
             job, (copy, copy_cpu) = done[-1], copies[-1]
             print(
                 f"{dtype:4} {case:5}  {size / 1e9:.2f} GB  job {job.seconds:6.2f} s = {size / job.seconds / 1e9:.2f} GB/s, "
                 f"{job.cpu:.1f} s of CPU   copy {copy:6.2f} s = {size / copy / 1e9:.2f} GB/s, {copy_cpu:.1f} s of CPU   "
-                f"peak {job.rss_mib:.0f} MiB",
+                f"read {reads[-1]:.2f} s   peak {job.rss_mib:.0f} MiB",
                 flush=True,
             )
     shutil.rmtree(folder / "base")
@@ -176,7 +193,8 @@ def ratios_of(
         case: (min(job.seconds for job in done) / wall, min(job.cpu for job in done) / cpu)
         for case, done in jobs.items()
     }
-    return ratios, max(job.rss_mib for case in ("exact", "noise") for job in jobs[case]) / small
+    grown = max(job.rss_mib for case in ("exact", "noise") for job in jobs[case]) / small
+    return ratios, min(reads) / wall, grown
 
 
 def peak(folder: Path, layers: int, dtype: str, workers: int) -> float:
@@ -226,7 +244,9 @@ def measure(chosen: argparse.Namespace) -> Outcome:
             if chosen.fingerprints:
                 measure_fingerprints(*given)
                 continue
-            ratios, grown = ratios_of(*given, "unread" if chosen.unread else "checked")
+            ratios, found[f"read_{short}"], grown = ratios_of(
+                *given, "unread" if chosen.unread else "checked"
+            )
         growth.append(grown)
         for case, (wall, cpu) in ratios.items():
             name = {"exact": short, "noise": f"{short}_noise", "t": "t_noise"}[case]
@@ -235,16 +255,20 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         return Outcome("")
     found["rss_growth"] = max(growth)
     shown = (
-        *("f32", "f32_noise", "bf16", "bf16_noise", "t_noise"),
+        *("f32", "f32_noise", "bf16", "bf16_noise", "t_noise", "read_f32", "read_bf16"),
         *("cpu_f32", "cpu_f32_noise", "cpu_bf16", "cpu_bf16_noise", "cpu_t_noise", "rss_growth"),
     )
     line = " ".join(f"{name}={found[name]:.2f}" for name in shown)
-    return Outcome(line, [] if chosen.quick else judged(found))
+    return Outcome(line, [] if chosen.quick else judged(found, 0.0 if chosen.unread else ALLOWED_READS))
 
 
-def judged(found: dict[str, float]) -> list[str]:
-    """The bounds that fail; prints aims that were missed."""
-    bounds = {**BOUNDS, "t_noise": found["bf16_noise"] + MOST_FOR_NORMS}
+def judged(found: dict[str, float], reads: float) -> list[str]:
+    """The bounds that fail, with so many reads of the output allowed; prints aims that were missed."""
+    bounds = {
+        name: bound + (0 if name == "rss_growth" else reads * found[f"read_{name.partition('_')[0]}"])
+        for name, bound in BOUNDS.items()
+    }
+    bounds["cpu_t_noise"] = MOST_FOR_NORMS * found["cpu_bf16_noise"]
     for name, aim in AIMS.items():
         if not found[name] <= aim:
             print(f"missed: {name} = {found[name]:.2f}, the aim is {aim:g}")
