@@ -27,6 +27,7 @@ from harness.family_configs import Case
 from harness.limited import HANG, limited, silent
 from harness.popular_types import POPULAR
 from harness.runs import step
+from mupscale.checkpoints.grow_directory import refuse_jump
 from mupscale.errors import MupscaleError
 from mupscale.families.config.goal import Way
 from mupscale.families.config.multipliers import TOWERS
@@ -163,10 +164,12 @@ def by_units(case: Case) -> Line:
     raw = {"model_type": case.model_type, "architectures": [case.architecture], **case.fields}
     try:
         family = prove(family_plan(raw, 2, by="units"), STEPS)
+        worst = max(family.evidence.worst_gradient, family.evidence.worst_step, stepped(family))
+        if worst <= BOUND:
+            refuse_jump(family)
     except MupscaleError as refusal:
         why = " ".join(str(refusal).split())
         return {"verdict": "refused", "code": refusal.code, "why": why, "tried": _tried(raw)}
-    worst = max(family.evidence.worst_gradient, family.evidence.worst_step, stepped(family))
     ways: dict[str, dict[str, None]] = {"units": {}, "copies": {}}
     for axis in (axis for entry in family.plan.tensors.values() for axis in entry.axes if axis.grows):
         ways["units" if axis.padded else "copies"][f"{axis.base}->{axis.wide}"] = None

@@ -172,7 +172,7 @@ def _planned_job(base: Base, out: Location, request: Request, options: Options, 
         check_memory(4 * family.plan.parameters("wide"), "--inputs")
     on(Planned(base, family, request, out))
     if request.wakes:
-        _refuse_jump(family)
+        refuse_jump(family)
     choice = None
     if request.rise is not None:
         from .measured_cost import chosen_size
@@ -208,7 +208,7 @@ def _planned_job(base: Base, out: Location, request: Request, options: Options, 
     return job
 
 
-def _refuse_jump(family: FamilyPlan) -> None:
+def refuse_jump(family: FamilyPlan) -> None:
     """Raise if waking would change the loss, as it did on the small copy."""
     jump = family.evidence.jump
     if jump is not None and jump <= JUMP:

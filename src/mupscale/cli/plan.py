@@ -18,7 +18,7 @@ from ..checkpoints.base import Base
 from ..checkpoints.grow_directory import plan_growth
 from ..checkpoints.request import Request
 from ..checkpoints.state.optimizer_state import has_state, state_bytes
-from ..families.record import FamilyPlan
+from ..families.record import JUMP, FamilyPlan
 from ..files.directory import Directory
 from ..files.floats import FLOATS, TORCH_NAMES
 from ..files.places import item_size
@@ -202,6 +202,8 @@ def woken(directory: Directory, family: FamilyPlan) -> str:
     """What waking does to the loss, and which sizes grow by copies, or carry the mean, although units were asked for."""
     jump, sizes, means = family.evidence.jump, copied_sizes(family.plan), mean_sizes(family.plan)
     by = f"; by copies, where zeros are not possible: {', '.join(sizes)}" if sizes else ""
+    if jump is not None and jump > JUMP:
+        return f"waking would move the loss by {jump:.0e} on the small copy, so upscale refuses it; grow leaves it asleep{by}\n"
     said = (
         f"new units wake, and the loss is the base's: it moves by {jump or 0.0:.0e} on the small copy{by}\n"
     )
