@@ -50,7 +50,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("growth", "growth_words", "public_models", "families_wide"), FAMILIES),
     "families": (*FAMILIES, "harness/family_configs.py"),
     **dict.fromkeys(("families_popular", "families_popular_units"), FAMILIES),
-    **dict.fromkeys(("faults", "kill_and_resume", "norms", "scale_70b", "storage"), JOBS),
+    **dict.fromkeys(("faults", "kill_and_resume", "norms", "scale_70b", "storage", "stream"), JOBS),
     "hostile": (*JOBS, "families", "cli"),
     **dict.fromkeys(("real_models", "same_bits"), CHECKPOINTS),
     **dict.fromkeys(("engines_run", "megatron_fsdp", "megatron_run", "optimizers"), TRAINERS),

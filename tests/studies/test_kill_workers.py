@@ -107,8 +107,12 @@ def plain(tmp_path_factory):
 
 
 def expect_the_same(storage: str, folder: Path, kills: int, plain: tuple[bytes, int]) -> None:
-    study = again(lambda: optuna.load_study(study_name="mupscale", storage=open_storage(storage)))
-    trials = study.get_trials(deepcopy=False)
+    opened = open_storage(storage)
+    study = again(lambda: optuna.load_study(study_name="mupscale", storage=opened))
+    trials = study.get_trials(deepcopy=True)
+    if isinstance(opened, optuna.storages.RDBStorage):  # its connections would be collected in another test
+        opened.remove_session()
+        opened.engine.dispose()
     complete = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE]
     counts = Counter(t.user_attrs["stretch"] for t in complete)
     assert set(counts.values()) == {1}, "every leg counts once"
