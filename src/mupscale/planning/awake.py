@@ -33,14 +33,16 @@ import torch
 from torch import Tensor, nn
 
 from ..models.names import named_tensors, pattern_of, unwrap
-from ..noise.kinds import NewUnits, Noise
+from ..noise.kinds import NewUnits, Noise, SplitNoise
 from ..noise.resolve import resolve_noise
-from ..noise.where import exempt_of
+from ..noise.where import exempt_of, pairing
 from ..plans.direction import Direction
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
 from ..plans.wide_model import fill_model_
 from ..proofs.identity import Evaluated
+from ..rules.axes import Axis
+from ..rules.scale import Scale
 from ..tensors.differences import loss_gap
 from .search.not_found import NoPlanError, Sizes
 
@@ -147,7 +149,7 @@ class _Trial:
         """
         quiet = {(name, dim) for places in _places(plan).values() for name, dim in places}
         quiet = {
-            place for place in quiet if len(plan[place[0]].axes) > 1 and self._is_reached(plan, place[0])
+            place for place in quiet if len(plan[place[0]].axes) > 1 and self.is_reached(plan, place[0])
         }
         for _ in range(2 if quiet else 0):
             grads = self.loss(self.wide, lambda value: True).grads
@@ -161,7 +163,7 @@ class _Trial:
             self._step_(grads)
         return frozenset((plan[n].axes[dim].base, plan[n].axes[dim].wide) for n, dim in quiet)
 
-    def _is_reached(self, plan: Plan, name: str) -> bool:
+    def is_reached(self, plan: Plan, name: str) -> bool:
         grads = [self.before.grads.get(source) for source in plan[name].sources]
         return any(grad is not None and bool(grad.any()) for grad in grads)
 
@@ -176,6 +178,40 @@ class _Trial:
             grad = grads[name]
             assert grad is not None
             tensor -= _STEP * weights / slopes * grad
+
+
+def with_split_stacks(plan: Plan, base: nn.Module, wide: nn.Module, loss: Measured) -> Plan:
+    """The plan where stacks of matrices, as experts are, are split over their copies if the outputs of copies are summed.
+
+    An expert with a copy is chosen with it, and their outputs are added, each with half of the weight. So every entry of the
+    last matrix of an expert can go whole to one of its copies, as along an axis that is summed over, and the copies part when
+    they wake. Such an axis is an `in` axis, whose 1/k is part of the routing already, so the fold has a factor of k: units are
+    those of before. Which stacks these are is tried. The wide model is written over.
+    """
+    names: dict[str, list[str]] = {}
+    for name, entry in plan.tensors.items():
+        if entry.kind == "parameter" and len(entry.axes) == 3 and pairing(entry) is None:
+            if entry.axes[0].k > 1 and entry.axes[0].role == "out" and not entry.axes[0].padded:
+                names.setdefault(pattern_of(name), []).append(name)
+    trial = _Trial(base, wide, loss, SplitNoise())
+    for stacks in names.values():
+        split = plan.with_tensors({name: _split(plan[name]) for name in stacks})
+        reached = any(trial.is_reached(plan, name) for name in stacks)
+        if reached and trial.gap(split, lambda name, wanted=stacks: name in wanted) <= _TOLERANCE:  # type: ignore[misc]
+            plan = split
+    return plan
+
+
+def _split(entry: TensorPlan) -> TensorPlan:
+    """The entry of a stack whose copies are summed over.
+
+    >>> stack = TensorPlan(("w",), tuple(map(Axis.parse, ("out: 4x2", "5", "3"))))
+    >>> split = _split(stack)
+    >>> str(split.axes[0]), split.fold == Scale.of(2), split.change == stack.change
+    ('in: 4x2', True, True)
+    """
+    first, *others = entry.axes
+    return replace(entry, axes=(replace(first, role="in"), *others), fold=entry.fold * Scale.of(first.k))
 
 
 def _summed(dtype: torch.dtype) -> torch.dtype:

@@ -29,7 +29,7 @@ from ..proofs.modes import measured_modes, mode_needs
 from ..rules.products import COPIES, By, Ways
 from ..rules.scale import Exact, Scale
 from ..tensors.random_states import forked
-from .awake import cut_for_waking
+from .awake import cut_for_waking, with_split_stacks
 from .declare import Declared, LayoutSpec, RoleSpec, declare
 from .deeper import Orders, deeper_plan, missing_order, usual_order
 from .draft import Draft, draft
@@ -268,12 +268,12 @@ def _found(
                 else {}
             )
     plan, unlearned = found.plan, Sizes()
+
+    def measured(model: nn.Module, wanted: Callable[[float], bool]) -> Evaluated:
+        with lifted_casts(models[0]), without_dropout(*pair):
+            return evaluated(model, loss, wanted)
+
     if waking:
-
-        def measured(model: nn.Module, wanted: Callable[[float], bool]) -> Evaluated:
-            with lifted_casts(models[0]), without_dropout(*pair):
-                return evaluated(model, loss, wanted)
-
         try:
             plan, unlearned = cut_for_waking(plan, *pair, measured)
         except NoPlanError as error:
@@ -284,6 +284,7 @@ def _found(
             if ways.by == "units" or error.roles:
                 raise
             # A plan of copies is exact asleep; who wakes it looks at the loss.
+    plan = with_split_stacks(plan, *pair, measured)
     plan = replace(plan, needs=plan.needs | observed.needs | mode_needs(modes))
     proved = proved_by(plan, loss, found.unreached, *models)
     return replace(found, plan=proved, modes=modes, unlearned=unlearned)

@@ -102,10 +102,15 @@ FIELDS: Mapping[str, Meaning] = {
     ),
     "experts": Meaning(
         r"^(num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|num_local_experts)$",
-        main=("num_local_experts", "num_experts", "n_routed_experts"),
+        main=("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     ),
     # How many experts a token goes to.
-    "top_k": Meaning(r"(per_tok|top_?k$|moe_k)", main=("num_experts_per_tok",)),
+    "top_k": Meaning(r"(per_tok|top_?k$|moe_k)", main=("num_experts_per_tok", "moe_k", "top_k")),
+    # Experts stand in groups, of which some are chosen first.
+    "groups": Meaning(("n_group", "num_expert_group"), main=("n_group", "num_expert_group")),
+    "top_groups": Meaning(("topk_group", "topk_groups"), main=("topk_group", "topk_groups")),
+    # What the loss adds per expert for tokens that are spread unevenly.
+    "balance": Meaning(("router_aux_loss_coef", "aux_loss_alpha"), main=("router_aux_loss_coef", "aux_loss_alpha")),
     # Ids of special tokens.
     "token": Meaning(r"(token_ids?|token_index|_idx)$"),
     # Fields that may mean layers by their number; of some, 1 means every layer.
@@ -122,6 +127,8 @@ USUAL: Mapping[Width, tuple[str, ...]] = {
     width: tuple(every) for width in WIDTHS for every in [FIELDS[width].every] if isinstance(every, tuple)
 }
 """Width -> the fields that usually hold it."""
+EXPERTS: Width = "experts"
+"""The width that is multiplied only where it is named: experts, and with them the experts that each token goes to."""
 LISTED: Mapping[str, str] = {
     "max_window_layers": "layer_types",
     "sliding_window_pattern": "layer_types",

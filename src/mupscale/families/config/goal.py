@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from ...errors import Fault, MupscaleError, raise_faults
 from ..types.symbols import explicit_head_size, symbols
+from .fields import EXPERTS
 from .multipliers import EVERY, NOTHING, TOWERS, Experts, Multipliers, To, parse_multipliers, parse_to
 
 _SHORT = {"hidden": "E", "heads": "H", "kv_heads": "KV"}
@@ -122,6 +123,8 @@ class Goal:
 
     def size(self, width: str, now: int) -> int:
         """The size to which a width of `now` units goes."""
+        if width == EXPERTS:
+            return now * self.k.get(EXPERTS, 1)
         return self.sizes.get(width, now * self.k.get(width, self.k.get(EVERY, 1)))
 
     def within(self, path: Sequence[str]) -> Goal:

@@ -10,10 +10,10 @@ from ...errors import Fault, raise_faults
 from ..models import Config, as_data, config_from
 from ..types.rows import row_for
 from ..types.symbols import evaluate, explicit_head_size, symbols
-from .fields import WIDTHS
+from .fields import EXPERTS, WIDTHS
 from .goal import Goal
 from .multipliers import TOWERS
-from .nested import Path, edits, growing_fields, nested_configs, with_edits
+from .nested import Path, edits, expert_fields, growing_fields, nested_configs, with_edits
 
 _CLAIM = "this configuration cannot grow exactly like that"
 _COUNTED = {"hidden": "E", "heads": "H", "kv_heads": "KV"}
@@ -40,7 +40,8 @@ def check_growth(data: Mapping[str, Any], goal: Goal) -> None:
     """Raise unless the configuration has these widths and their growth is known to be exact."""
     parts = [(path, part, growing_fields(part)) for path, part in nested_configs(data)]
     have = {width for _, _, fields in parts for width in fields}
-    asked = [*(width for width, k in goal.k.items() if width in WIDTHS and k != 1), *goal.sizes]
+    have |= {EXPERTS for _, part, _ in parts if expert_fields(part)}
+    asked = [*(width for width, k in goal.k.items() if width in (*WIDTHS, EXPERTS) and k != 1), *goal.sizes]
     faults = [*_no_tower(goal, [path for path, _, _ in parts])]
     faults += [
         Fault(

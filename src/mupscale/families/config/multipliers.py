@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ...errors import Fault, MupscaleError, raise_faults
 from ..steps import STEPS
-from .fields import WIDTHS
+from .fields import EXPERTS, WIDTHS
 
 Multipliers = Mapping[str, int]
 EVERY = "every"
@@ -19,6 +19,8 @@ TOWERS = ("text", "vision")
 """Parts of a model that can grow alone; a configuration holds them as text_config and vision_config."""
 SIZED = (*WIDTHS, "head_dim")
 """Sizes that `--to` can name. The size of a head is one of them, so that the refusal can say why it stays."""
+_NAMED = (*WIDTHS, EXPERTS, *TOWERS)
+"""What `-k` can name."""
 _EXAMPLES = ", or ".join(
     ("hidden=96,heads=6,kv_heads=3,ffn=264", *(step.example for step in reversed(STEPS)))
 )
@@ -27,12 +29,14 @@ _EXAMPLES = ", or ".join(
 def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
     """What `-k` says: one number for every width, or a number per width or per tower; what is not named stays.
 
+    Experts are multiplied only where they are named, and the number of experts that each token goes to with them.
+
     >>> parse_multipliers("2"), parse_multipliers("hidden=2,heads=2,ffn=4")
     ({'every': 2}, {'hidden': 2, 'heads': 2, 'ffn': 4})
     >>> parse_multipliers("2,kv_heads=1")
     {'every': 2, 'kv_heads': 1}
-    >>> parse_multipliers("text=2")
-    {'text': 2}
+    >>> parse_multipliers("text=2"), parse_multipliers("experts=2")
+    ({'text': 2}, {'experts': 2})
     """
     if isinstance(text, Mapping):
         pairs = [(str(width), str(k)) for width, k in text.items()]
@@ -45,8 +49,8 @@ def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
     found: dict[str, int] = {}
     faults = []
     for width, k in pairs:
-        if width not in (EVERY, *WIDTHS, *TOWERS):
-            what = f"no such width or tower, expected one of {', '.join((*WIDTHS, *TOWERS))}"
+        if width not in (EVERY, *_NAMED):
+            what = f"no such width or tower, expected one of {', '.join(_NAMED)}"
             faults.append(
                 Fault(
                     "goal.unknown_width",
@@ -69,7 +73,7 @@ def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
             faults.append(Fault("goal.not_a_multiplier", _said(width), what, "write 2, 3, …"))
         else:
             found[width] = int(k)
-    for tower in [name for name in TOWERS if name in found] if found.keys() & set(WIDTHS) else ():
+    for tower in [name for name in TOWERS if name in found] if found.keys() & {*WIDTHS, EXPERTS} else ():
         what = "a tower grows in all its widths, and widths are named next to it"
         faults.append(
             Fault("goal.tower_beside_widths", tower, what, f"write -k {tower}=2, or name widths alone")

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..types.rows import row_for
 from ..types.symbols import power, symbols
-from .fields import FIELDS, USUAL, first
+from .fields import EXPERTS, FIELDS, USUAL, first
 from .goal import Goal
 
 Path = tuple[str, ...]
@@ -42,6 +42,26 @@ def growing_fields(data: Mapping[str, Any]) -> dict[str, list[str]]:
     return found
 
 
+def expert_fields(data: Mapping[str, Any]) -> list[str]:
+    """The fields of one configuration that are multiplied with its experts; [] where a token does not choose among experts.
+
+    Copies of an expert have the same score, so twice as many of them are chosen for a token, and they share its weight.
+    Groups, of which the best are chosen first, are copied whole.
+
+    >>> expert_fields({"num_local_experts": 8, "num_experts_per_tok": 2, "n_group": 1})
+    ['num_local_experts', 'num_experts_per_tok']
+    >>> expert_fields({"n_routed_experts": 256, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4})
+    ['n_routed_experts', 'num_experts_per_tok', 'n_group', 'topk_group']
+    """
+    counts = [
+        next((n for n in FIELDS[meaning].main if type(data.get(n)) is int and data[n] >= least), None)
+        for meaning, least in (("experts", 2), ("top_k", 1), ("groups", 2), ("top_groups", 1))
+    ]
+    if None in counts[:2]:
+        return []
+    return [name for name in (counts if counts[2] else counts[:2]) if name is not None]
+
+
 def edits(data: Mapping[str, Any], goal: Goal) -> dict[Path, Any]:
     """Every field that changes, by path, with its new value."""
     changed: dict[Path, Any] = {}
@@ -51,6 +71,12 @@ def edits(data: Mapping[str, Any], goal: Goal) -> dict[Path, Any]:
             for name in fields:
                 if (new := _sized(part[name], width, own)) != part[name]:
                     changed[(*path, name)] = new
+        multiple = own.size(EXPERTS, 1)
+        changed |= {(*path, name): multiple * part[name] for name in expert_fields(part) if multiple != 1}
+        if multiple != 1 and expert_fields(part):
+            # The loss of balance is the sum over experts of share times score, times their number.
+            balance = (name for name in FIELDS["balance"].main if isinstance(part.get(name), (int, float)))
+            changed |= {(*path, name): part[name] / multiple for name in balance if part[name]}
         k = own.copies("hidden", symbols(part).get("E", 1))
         for name, text in row.config.items():
             if k != 1 and isinstance(part.get(name), (int, float)):

@@ -27,8 +27,9 @@ from ...rules.axes import Layout
 from ...rules.products import By, Ways
 from ...tensors.expand import expand
 from ...tensors.random_states import forked
+from ..config.fields import EXPERTS
 from ..config.goal import Goal
-from ..config.nested import edits, growing_fields, nested_configs
+from ..config.nested import edits, expert_fields, growing_fields, nested_configs
 from ..models import Config, as_data, factory, not_stored, on_meta
 from ..types.declarations import Declarations
 from ..types.export import wide_of
@@ -87,7 +88,7 @@ def search_small(
             },
             plus_one=told.plus_one,
         )
-        ways = Ways(way, centred=centred and way == "units")
+        ways = Ways(way, _experts(as_data(small), goal), centred=centred and way == "units")
         # Needs are part of a job, which is resumed by its text, so modes are not among them.
         search = partial(
             find_plan, makers["base"], makers["wide"], loss, ways=ways, seconds=SECONDS, both_modes=False
@@ -110,6 +111,13 @@ def search_small(
                 raise error from None
     _refuse_recomputed(found.plan, build(makers["base"]), build(makers["wide"]))
     return reach.checked(found)
+
+
+def _experts(data: Mapping[str, Any], goal: Goal) -> frozenset[tuple[int, int]]:
+    """Numbers of experts before and after: they grow by copies, since a router that is zero for an expert still chooses it."""
+    k = goal.size(EXPERTS, 1)
+    numbers = (part[name] for _, part in nested_configs(data) for name in expert_fields(part)[:1] if k > 1)
+    return frozenset((n, k * n) for n in numbers)
 
 
 def _outgrown(data: Mapping[str, Any], goal: Goal) -> bool:
