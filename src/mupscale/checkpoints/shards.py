@@ -7,6 +7,7 @@ tied tensors that were stored twice.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from ..jobs.bytes.blocks import Reader
 from ..jobs.job import Job, Move, window
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
+from ..rules.axes import Axis
 from ..tensors.making import Making
 from .request import SHARD_BYTES
 
@@ -130,6 +132,8 @@ class StoredTensor:
     dropped: tuple[int, ...] = ()
     row: tuple[int, int] = (0, 1)
     """Which of how many tensors it is whose rows are stored under the name."""
+    base_cells: tuple[tuple[int, int], ...] = ()
+    """As in `Move`."""
 
     @property
     def label(self) -> str:
@@ -172,7 +176,7 @@ def stored_tensors(
             for stored, part in parts[name].items():
                 made, what = _part(stored, part, name, entry, directory)
                 faults += what
-                found += made
+                found += [copy for one in made for copy in _copies(one, entry, parts[name])]
             continue
         for source in missing:
             faults.append(
@@ -230,6 +234,48 @@ def _part(
         ]
     whole = replace(place, shape=shape, offset=place.offset + at * (place.bytes // count))
     return [StoredTensor(stored, name, (whole,), part.cells, part.dropped, (at, count))], []
+
+
+def _copies(found: StoredTensor, entry: TensorPlan, parts: Mapping[str, Part]) -> Iterator[StoredTensor]:
+    """What a stored part becomes in the wide model: one part, or where experts are stored one by one, one for every copy.
+
+    The names of copies follow from those of the base's experts:
+
+    >>> entry = TensorPlan(("up",), tuple(map(Axis.parse, ("out: 2x2", "3"))))
+    >>> parts = {f"{e}.up": Part("up", ((e, 2), (0, 1)), (0,)) for e in range(2)}
+    >>> found = StoredTensor("1.up", "up", (), parts["1.up"].cells, (0,))
+    >>> [(copy.name, copy.cells[0]) for copy in _copies(found, entry, parts)]
+    [('2.up', (2, 4)), ('3.up', (3, 4))]
+    """
+    alone = [
+        dim
+        for dim, (axis, (_, count)) in enumerate(zip(entry.axes, found.cells, strict=True))
+        if axis.grows and axis.base == count > 1
+    ]
+    if len(alone) != 1:
+        yield found
+        return
+    (dim,) = alone
+    axis, (which, _) = entry.axes[dim], found.cells[dim]
+    siblings = {
+        part.cells[dim][0]: stored
+        for stored, part in parts.items()
+        if (*part.cells[:dim], *part.cells[dim + 1 :]) == (*found.cells[:dim], *found.cells[dim + 1 :])
+    }
+    for copy in (w for w in range(axis.wide) if axis.source(w) == which):
+        cells = (*found.cells[:dim], (copy, axis.wide), *found.cells[dim + 1 :])
+        name = _numbered(siblings[0], siblings[1], copy)
+        yield replace(found, name=name, cells=cells, base_cells=found.cells)
+
+
+def _numbered(first: str, second: str, number: int) -> str:
+    """The name with a number in the place in which two names have 0 and 1.
+
+    >>> _numbered("h.1.experts.0.up", "h.1.experts.1.up", 12)
+    'h.1.experts.12.up'
+    """
+    words = zip(re.split(r"(\d+)", first), re.split(r"(\d+)", second), strict=True)
+    return "".join(a if a == b else str(number) for a, b in words)
 
 
 def _stacked(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -299,7 +345,7 @@ class _Unplaced:
     def at(self, place: Place) -> Move:
         found = self.stored
         target = replace(place, shape=self.shape, offset=place.offset + found.row[0] * self.bytes)
-        return Move(found.label, self.making, found.places, target, found.cells)
+        return Move(found.label, self.making, found.places, target, found.cells, found.base_cells)
 
 
 def _lay_out(

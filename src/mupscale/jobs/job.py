@@ -43,6 +43,13 @@ class Move:
     target: Place
     cells: Cells = ()
     """Where only a part of the tensor is stored: for every dimension (which, of how many equal parts)."""
+    base_cells: Cells = ()
+    """The part of the base tensor that its sources hold, where it is another one: a copy of an expert is made from that expert."""
+
+    @property
+    def read_cells(self) -> Cells:
+        """The part of the base tensor that its sources hold."""
+        return self.base_cells or self.cells
 
     def as_json(self) -> dict[str, Any]:
         making = self.making
@@ -71,6 +78,7 @@ class Move:
             "fill": (making.fill or "zero", "zero"),
             "mean": (list(making.mean), []),
             "cells": ([list(cell) for cell in self.cells], []),
+            "base_cells": ([list(cell) for cell in self.base_cells], []),
         }
         entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
         return {**entry, **(join or {})}
@@ -280,11 +288,16 @@ def _making(entry: Any) -> Making:
     )
 
 
+def _cells(entry: Any) -> Cells:
+    return tuple((whole(which), whole(count)) for which, count in entry)
+
+
 def _move(entry: Any) -> Move:
     return Move(
         name=text(entry["name"]),
         making=_making(entry),
         sources=tuple(map(_place, entry["sources"])),
         target=_place(entry["target"]),
-        cells=tuple((whole(which), whole(count)) for which, count in entry.get("cells", ())),
+        cells=_cells(entry.get("cells", ())),
+        base_cells=_cells(entry.get("base_cells", ())),
     )

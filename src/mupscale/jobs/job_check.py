@@ -113,13 +113,14 @@ def _place(place: Place, size: int) -> Reason | None:
 
 def _kernel(move: Move) -> Iterator[Reason]:
     """Faults that the kernel would refuse, found before work starts."""
-    if move.cells:
+    if move.read_cells:
         odd = list(_cells(move))
         yield from odd
         if odd:
             return
     making, noise = move.making, move.making.noise
-    wide, base = (tuple(window(sizes, move.cells)[1]) for sizes in (making.wide_shape, making.base_shape))
+    wide = tuple(window(making.wide_shape, move.cells)[1])
+    base = tuple(window(making.base_shape, move.read_cells)[1])
     if wide != move.target.shape:
         yield Reason("job.axes_other_shape", f"its axes give shape {wide}, its place has {move.target.shape}")
     if not all(axis.duplicates for axis in making.axes):
@@ -180,24 +181,26 @@ def _kernel(move: Move) -> Iterator[Reason]:
 
 
 def _cells(move: Move) -> Iterator[Reason]:
-    """A stored part must be made from the same part of the base, and from nothing else."""
+    """A stored part must be made from the part of the base that its sources hold, and from nothing else."""
     axes = move.making.axes
-    if len(move.cells) != len(axes) or not move.sources:
+    if {len(move.cells), len(move.read_cells)} != {len(axes)} or not move.sources:
         yield Reason(
             "job.other_number_of_cells",
             f"{len(move.cells)} cells for {len(axes)} axes and {len(move.sources)} sources",
         )
         return
-    for dim, (axis, (which, count)) in enumerate(zip(axes, move.cells, strict=True)):
-        if not which < count or axis.base % count or axis.wide % count:
+    for dim, (axis, cell, base_cell) in enumerate(zip(axes, move.cells, move.read_cells, strict=True)):
+        (which, count), (base_which, base_count) = cell, base_cell
+        fits = which < count and base_which < base_count
+        if not fits or axis.base % base_count or axis.wide % count:
             yield Reason("job.cell_not_a_part", f"cell {which} of {count} is not a part of axis {axis}")
             continue
-        size, room = axis.wide // count, axis.base // count
+        size, room = axis.wide // count, axis.base // base_count
         low, high = move.making.reads.along(dim, which * size, (which + 1) * size)
-        if not which * room <= low <= high <= (which + 1) * room:
+        if not base_which * room <= low <= high <= (base_which + 1) * room:
             yield Reason(
                 "job.cell_reads_outside",
-                f"cell {which} of {count} of axis {axis} reads entries of the base outside its own cell",
+                f"cell {which} of {count} of axis {axis} reads entries of the base outside cell {base_which} of {base_count}",
             )
 
 

@@ -45,15 +45,15 @@ def directory_source(
         if entry.kind == "buffer" and not any(s in directory.tensors for s in entry.sources)
     ]
     pieces: dict[str, list[tuple[Rectangle, Place]]] = {}
+    read: set[Place] = set()
     for found in stored_tensors(plan_without(plan, absent), directory, spelling):
         entry = plan[found.tensor]
-        if not found.places:
+        if not found.places or found.places[0] in read:  # an expert is listed once for each of its copies
             continue
         start = [0] * len(entry.axes)
-        if found.cells:
-            start = [
-                which * (n // count) for n, (which, count) in zip(entry.base_shape, found.cells, strict=True)
-            ]
+        if cells := found.base_cells or found.cells:
+            read.add(found.places[0])
+            start = [which * (n // count) for n, (which, count) in zip(entry.base_shape, cells, strict=True)]
         for place in found.places:
             part = place if entry.join is None else replace(place, shape=entry.join.part(place.shape))
             pieces.setdefault(found.tensor, []).append((Rectangle(tuple(start), part.shape), part))

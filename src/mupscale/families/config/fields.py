@@ -105,7 +105,7 @@ FIELDS: Mapping[str, Meaning] = {
         main=("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     ),
     # How many experts a token goes to.
-    "top_k": Meaning(r"(per_tok|top_?k$|moe_k)", main=("num_experts_per_tok", "moe_k", "top_k")),
+    "top_k": Meaning(r"(per_tok|top_?k$|moe_k)", main=("num_experts_per_tok", "moe_k", "moe_topk", "top_k")),
     # Experts stand in groups, of which some are chosen first.
     "groups": Meaning(("n_group", "num_expert_group"), main=("n_group", "num_expert_group")),
     "top_groups": Meaning(("topk_group", "topk_groups"), main=("topk_group", "topk_groups")),

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -39,6 +39,8 @@ from .losses import batch_for, loss_for
 from .reached import TOKENS, Reach
 
 _TOKEN_ROLES = {f"*{name}": "out" for name in TOKENS}
+Growing = Mapping[str, tuple[tuple[int, int], ...]]
+"""Every dimension of every tensor, by name: its size in the base and in the wide model."""
 SECONDS = 24.0
 """CPU seconds that the search on a small copy may take, three times those of the hardest exact type of
 `benchmarks/families_popular.jsonl`: after a refusal another plan is tried, and both together take less than a minute."""
@@ -62,7 +64,9 @@ def search_small(
     with lifted_casts():
         batch = batch_for(base_model, small)
         loss = loss_for(base_model, wide_model, batch)
-    names = [name for name, _, _ in named_tensors(base_model)]
+    growing = growing_sizes(*({n: t.shape for n, _, t in named_tensors(m)} for m in (base_model, wide_model)))
+    names = list(growing)
+    experts, groups = _experts(as_data(small), goal), _groups(as_data(small), goal)
     sizes = symbols(as_data(small))
     row, told = row_for(small.model_type), declared or Declarations()
     reach = Reach(base_model, wide_model, batch, loss, row.idle)
@@ -70,7 +74,7 @@ def search_small(
     def tried(goal: Goal, way: By) -> Found:
         """The plan where what rows and declarations say of a width is said of copies, or of new units."""
         k = goal.copies("hidden", sizes.get("E", 1))
-        layouts = declared_layouts(as_data(small), goal, names)
+        layouts = declared_layouts(as_data(small), goal, growing)
         layouts |= told.values(sizes, replace(goal.declared, by="copies").copies("heads", sizes.get("H", 1)))  # type: ignore[arg-type]
         if goal.by == "units":
             share = Fraction(goal.size("heads", sizes.get("H", 1)), sizes.get("H", 1))
@@ -88,7 +92,7 @@ def search_small(
             },
             plus_one=told.plus_one,
         )
-        ways = Ways(way, _experts(as_data(small), goal), centred=centred and way == "units")
+        ways = Ways(way, experts, frozenset(groups), centred=centred and way == "units")
         # Needs are part of a job, which is resumed by its text, so modes are not among them.
         search = partial(
             find_plan, makers["base"], makers["wide"], loss, ways=ways, seconds=SECONDS, both_modes=False
@@ -113,11 +117,29 @@ def search_small(
     return reach.checked(found)
 
 
+def growing_sizes(base: Mapping[str, Sequence[int]], wide: Mapping[str, Sequence[int]]) -> Growing:
+    """The dimensions of the tensors of two models, by the shapes of both.
+
+    >>> growing_sizes({"w": (4, 3)}, {"w": (8, 3)})
+    {'w': ((4, 8), (3, 3))}
+    """
+    return {name: tuple(zip(shape, wide[name], strict=True)) for name, shape in base.items() if name in wide}
+
+
 def _experts(data: Mapping[str, Any], goal: Goal) -> frozenset[tuple[int, int]]:
     """Numbers of experts before and after: they grow by copies, since a router that is zero for an expert still chooses it."""
     k = goal.size(EXPERTS, 1)
     numbers = (part[name] for _, part in nested_configs(data) for name in expert_fields(part)[:1] if k > 1)
     return frozenset((n, k * n) for n in numbers)
+
+
+def _groups(data: Mapping[str, Any], goal: Goal) -> dict[tuple[int, int], int]:
+    """Numbers of experts that stand in groups, before and after, and how many of them are a group."""
+    k = goal.size(EXPERTS, 1)
+    parts = [(part, expert_fields(part)) for _, part in nested_configs(data) if k > 1]
+    return {
+        (part[own[0]], k * part[own[0]]): part[own[0]] // part[own[2]] for part, own in parts if len(own) > 2
+    }
 
 
 def _outgrown(data: Mapping[str, Any], goal: Goal) -> bool:
@@ -141,11 +163,17 @@ def _padded(base: Any, wide: Any) -> bool:
 
 
 def declared_layouts(
-    data: Mapping[str, Any], goal: Goal, names: list[str], declared: Declarations | None = None
+    data: Mapping[str, Any], goal: Goal, growing: Growing, declared: Declarations | None = None
 ) -> dict[str, dict[int, Layout]]:
-    """The layouts by copies that rows of the registry, and declarations by axis, give on one configuration, by tensor name."""
-    goal = replace(goal, by="copies")
+    """The layouts by copies that rows of the registry, and declarations by axis, give on one configuration, by tensor name.
+
+    Experts that stand in groups are copied group by group, so that a copy has the score of its group.
+    """
+    goal, names = replace(goal, by="copies"), list(growing)
     found: dict[str, dict[int, Layout]] = {}
+    for pair, block in _groups(data, goal).items():
+        for name, sizes in growing.items():
+            found |= {name: {d: block for d, size in enumerate(sizes) if size == pair}} if pair in sizes else {}
     for path, part in nested_configs(data):
         k = goal.within(path).copies("heads", symbols(part).get("H", 1))
         for pattern, axes in row_for(str(part.get("model_type"))).layouts.items():

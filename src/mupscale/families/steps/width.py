@@ -25,7 +25,7 @@ from ...rules.axes import Axis
 from ...rules.scale import Scale
 from ..config.goal import Goal
 from ..copy.lift import Tensors, lift
-from ..copy.small_search import declared_layouts
+from ..copy.small_search import declared_layouts, growing_sizes
 from ..copy.trial import End, trial
 from ..models import Config, as_data, on_meta
 from ..types.declarations import Declarations
@@ -64,8 +64,8 @@ class Width:
         self, start: End, source: tuple[Plan, Powers], base: Tensors, wide: Tensors
     ) -> tuple[Plan, Powers]:
         """The plan of the width, and the powers in its folds, from those that were found at other sizes."""
-        names = list(wide.shapes)
-        layouts = declared_layouts(as_data(start.config), self.goal, names, self.declared)
+        growing = growing_sizes(base.shapes, wide.shapes)
+        layouts = declared_layouts(as_data(start.config), self.goal, growing, self.declared)
         return lift(source[0], base, wide, layouts, source[1])
 
 

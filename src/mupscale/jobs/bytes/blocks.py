@@ -128,7 +128,7 @@ def stored_base(move: Move, reader: Reader) -> StoredBase | None:
     """The base tensor of a move, its sources joined; None for a new tensor."""
     if not move.sources:
         return None
-    start, shape = window(move.making.base_shape, move.cells)
+    start, shape = window(move.making.base_shape, move.read_cells)
     dtype = torch_dtype(move.sources[0].dtype)
     return StoredBase(dtype, tuple(start), tuple(shape), partial(_read_move, reader, move))
 
@@ -320,7 +320,7 @@ def _read_finite(
 def _read_move(reader: Reader, move: Move, lows: list[int], room: Tensor) -> None:
     """A rectangle of the base tensor, sources joined."""
     join = move.making.join
-    first = window(move.making.base_shape, move.cells)[0]
+    first = window(move.making.base_shape, move.read_cells)[0]
     inside = [low - start for low, start in zip(lows, first, strict=True)]
     if join is None:
         read_rectangle_(reader, move.sources[0], inside, room, [0] * room.dim(), list(room.shape))
