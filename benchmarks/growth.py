@@ -5,7 +5,7 @@
     python benchmarks/growth.py --only words   one kind of growth
 
 The rows are in `harness/growth/`, one file for each kind; `rows.py` says what a row is. Figures of the other kinds come
-first, as `width: rows=R worst=W …`, `units: …`, `words: …`, `experts: …` and `copies: …`.
+first, as `width: rows=R worst=W …`, `units: …`, `words: …`, `experts: …`, `copies: …` and `multiplied: …`, experts and top-k together.
 
 The last line is `rows=R depth=D biases=B worst=W control=C jump=J woken=S`: the largest relative error over losses,
 gradients and weights of the rows that only grow deeper, that of those among them whose biases are split, that of all
@@ -33,6 +33,7 @@ KINDS = {
     "words": words.report,
     "experts": experts.report,
     "copies": experts.report_copies,
+    "multiplied": experts.report_multiplied,
     "depth": depth.report,
 }
 

@@ -1,4 +1,7 @@
-"""Dense stock models that get experts: rows of `benchmarks/growth.py` in which routed experts sleep next to the dense layer.
+"""Models that get experts: rows of `benchmarks/growth.py`.
+
+Dense models get routed experts that sleep next to the dense layer, or become copies that every token goes to. Mixtures get
+twice or three times the experts, of which each token goes to twice or three times as many.
 
 Each row is a stock model in float64 with the model's own casts lifted: a few steps before growing, twelve after, in the
 class with experts. Two controls stand next to it. `silent` has random routers, gates and ups, and downs of zero: its first
@@ -7,16 +10,20 @@ loss is the base's, and its training is not. `loud` has random downs too, so tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 import mupscale as mu
 from harness.exactness import precise_muon
-from harness.growth.rows import BARELY, MOST, SIZES, Figures, Row, summed_up, trial
+from harness.growth.rows import AFTER, BARELY, BEFORE, MOST, SIZES, Figures, Make, Row, summed_up, trial
 from harness.program import Outcome
+from harness.runs import step
 from mupscale.models.float64 import lifted_casts
 from mupscale.plans.plan import Plan
-from mupscale.tensors.differences import loss_gap
+from mupscale.tensors.differences import curve_gap, loss_gap
 
 DENSE = {**SIZES, "sliding_window": None}
 FEW, MANY = "experts=4,top_k=2,expert_ffn=20", "experts=9,top_k=3,expert_ffn=8"
@@ -126,10 +133,144 @@ def measure_copies(row: Row) -> Figures:
         tried = trial(row, {**DENSE, "tie_word_embeddings": row.tied}, optimizers)
         certificate = tried.verify()
         plain = mu.grow(tried.run, tried.make, plan=tried.plan)
-        for own, others in zip(tried.run.optimizers, plain.optimizers, strict=True):
-            for group in others.param_groups:
-                group |= {key: value for key, value in own.param_groups[0].items() if key != "params"}
+        with_constants_of_(plain, tried.run)
         return {"worst": certificate.worst, "c1": tried.left(plain, certificate.base_losses)}
+
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "deepseek_v3": {
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+        "num_key_value_heads": 4,
+    },
+}  # fmt: skip
+"""Types whose routers are alike in few things: softmax before or after the choice, renormalised or not, sigmoids with a bias for
+the choice, groups."""
+OWN = ("softmax", "renormalised", "sigmoid")
+
+
+class Mixture(nn.Module):
+    """A mixture of one's own: how scores are made is its kind."""
+
+    def __init__(self, kind: str, experts: int, top_k: int) -> None:
+        super().__init__()
+        self.kind, self.top_k = kind, top_k
+        self.embed, self.readout = nn.Linear(6, 12), nn.Linear(12, 3)
+        self.router = nn.Linear(12, experts, bias=False)
+        self.up = nn.Parameter(0.3 * torch.randn(experts, 10, 12))
+        self.down = nn.Parameter(0.3 * torch.randn(experts, 12, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        stream: Tensor = self.embed(x)
+        logits: Tensor = self.router(stream)
+        scores = logits.sigmoid() if self.kind == "sigmoid" else logits.softmax(-1)
+        values, chosen = scores.topk(self.top_k, -1)
+        if self.kind == "renormalised":
+            values = values / values.sum(-1, keepdim=True)
+        weights = torch.zeros_like(scores).scatter(-1, chosen, values)
+        hidden = nn.functional.gelu(torch.einsum("nd,efd->nef", stream, self.up))
+        out: Tensor = self.readout(stream + torch.einsum("nef,edf,ne->nd", hidden, self.down, weights))
+        return out
+
+
+def multiplied_rows(quick: bool) -> list[Row]:
+    """Stock mixtures, alone and together with every width, and mixtures of one's own."""
+    names = ("AdamW", "SGD", "Muon")
+    found = [Row(kind, name, "", "experts=2") for kind in MIXTURES for name in names]
+    found += [Row(kind, "AdamW", "", k) for kind in MIXTURES for k in ("experts=3", "2,experts=2")]
+    found += [Row(kind, "AdamW", "", "experts=2", tied=True) for kind in list(MIXTURES)[:3]]
+    found += [Row(f"own {kind}", name, "", "experts=2") for kind in OWN for name in names]
+    return found[:1] if quick else found
+
+
+def own_trial(row: Row) -> tuple[mu.Run, Make, Plan, Callable[[mu.Run, int], float]]:
+    """A mixture of one's own after its first steps, how the wide one is built, the plan, and a step of both."""
+    kind = row.kind.removeprefix("own ")
+    torch.manual_seed(0)
+    model, batches = Mixture(kind, 4, 2).double(), torch.randn(BEFORE + AFTER, 64, 6, dtype=torch.float64)
+    matrices = [p for p in model.parameters() if row.optimizer == "Muon" and p.dim() == 2]
+    rest = [p for p in model.parameters() if not any(p is m for m in matrices)]
+    muon = [torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1)] if matrices else []
+    adamw = torch.optim.AdamW(rest, lr=3e-3, eps=1e-3, weight_decay=0.1)
+    sgd = torch.optim.SGD(rest, lr=1e-2, momentum=0.9, weight_decay=0.1)
+    run = mu.Run(model, [sgd] if row.optimizer == "SGD" else [*muon, adamw])
+
+    def loss(model: nn.Module, i: int = 0) -> Tensor:
+        outputs: Tensor = model(batches[i].to(next(model.parameters())))
+        return (outputs - batches[i, :, :3].sin()).square().mean()
+
+    def step_at(run: mu.Run, i: int) -> float:
+        value = loss(run.model, BEFORE + i)
+        step(run, value)
+        return float(value.detach())
+
+    def make() -> nn.Module:
+        return Mixture(kind, 8, 4)
+
+    for i in range(-BEFORE, 0):
+        step_at(run, i)
+    return run, make, mu.infer_plan(run.model, make, loss=loss, by="units"), step_at
+
+
+def measure_multiplied(row: Row) -> Figures:
+    """The worst error of twice the experts, the jump when copies are split, how far they part, and two controls.
+
+    `c1` keeps the constants of the base's optimizer, as `measure_copies` does. `kept` is the jump where each token goes to as
+    many experts as before, which are copies of half as many.
+    """
+    with lifted_casts(), precise_muon():
+        if row.kind.startswith("own "):
+            run, make, plan, step_at = own_trial(row)
+        else:
+            sizes = {**SIZES, "moe_intermediate_size": 24, **MIXTURES[row.kind], "tie_word_embeddings": row.tied}
+            tried = trial(row, sizes, optimizers, by="units")
+            run, make, plan, step_at = tried.run, tried.make, tried.plan, tried.step
+        certificate = mu.verify(run, make, step=step_at, plan=plan, steps=AFTER)
+        base = certificate.base_losses
+        plain, kept, awake = (
+            mu.grow(run, make, plan=plan),
+            mu.grow(run, make, plan=plan),
+            mu.upscale(run, make, plan=plan),
+        )
+        with_constants_of_(plain, run)
+        left = curve_gap(base, [step_at(plain, i) for i in range(AFTER)])
+        for module in kept.model.modules():
+            if isinstance(found := getattr(module, "top_k", None), int):
+                vars(module)["top_k"] = found // int(row.k[-1])
+        moved = loss_gap(base[0], step_at(kept, 0))
+        jump = loss_gap(base[0], step_at(awake, 0))
+        for i in range(1, AFTER):
+            step_at(awake, i)
+    return {"worst": certificate.worst, "c1": left, "kept": moved, "jump": jump, "parted": parted(awake, plan)}
+
+
+def parted(run: mu.Run, plan: Plan) -> float:
+    """How far the rows of routers that are copies lie apart, relative to their length: the smallest."""
+    gaps = []
+    for name, weight in run.model.named_parameters():
+        axes = plan[name].axes
+        if len(axes) == 2 and axes[0].k > 1 and name.endswith(("gate.weight", "router.weight")):
+            rows = [[i for i in range(axes[0].wide) if axes[0].source(i) == j] for j in range(axes[0].base)]
+            own = weight.detach()
+            gaps += [float((own[a] - own[b]).norm() / own[a].norm()) for a, b, *_ in rows]
+    return min(gaps)
+
+
+def with_constants_of_(run: mu.Run, base: mu.Run) -> None:
+    """Give a run the constants of the base's optimizers instead of its own."""
+    for own, others in zip(base.optimizers, run.optimizers, strict=True):
+        for group in others.param_groups:
+            group |= {key: value for key, value in own.param_groups[0].items() if key != "params"}
+
+
+def report_multiplied(quick: bool) -> Outcome:
+    least = {"c1": 1e-6, "kept": 1e-4, "parted": 1e-3}
+    return summed_up(multiplied_rows(quick), measure_multiplied, "worst c1 kept jump parted", MOST, least)
 
 
 def report_copies(quick: bool) -> Outcome:

@@ -17,6 +17,7 @@ import mupscale as mu
 from harness.exactness import precise_muon
 from harness.program import Outcome
 from harness.runs import step
+from mupscale.families.config.goal import Way
 from mupscale.families.copy.losses import another_batch, find_batch, growing_outputs, loss_on
 from mupscale.families.models import config_from, factory, model_class
 from mupscale.families.plan import family_plan
@@ -63,7 +64,8 @@ class Row:
 
     def __str__(self) -> str:
         more = f"-k {self.k} " if self.k != "1" else ""
-        return f"{self.kind:12} {self.optimizer:6} {'tied' if self.tied else '':5} {more}--to {self.to}"
+        to = f"--to {self.to}" if self.to else ""
+        return f"{self.kind:16} {self.optimizer:6} {'tied' if self.tied else '':5} {more}{to}"
 
 
 Figures = dict[str, float]
@@ -176,9 +178,11 @@ class Trial:
         return curve_gap(base, [self.step(run, i) for i in range(AFTER)])
 
 
-def trial(row: Row, sizes: Mapping[str, Any], optimizers: Optimizers = optimizers) -> Trial:
+def trial(
+    row: Row, sizes: Mapping[str, Any], optimizers: Optimizers = optimizers, by: Way = "copies"
+) -> Trial:
     """Plan the growth of a row, and train its base for the first steps; where casts are lifted."""
-    family = family_plan({"model_type": row.kind, **sizes}, row.k, to=row.to)
+    family = family_plan({"model_type": row.kind, **sizes}, row.k, to=row.to or None, by=by)
     config, wide = config_from(family.base_config), config_from(family.wide_config)
     cls, wide_cls = model_class(config, family.architecture), model_class(wide, family.wide_architecture)
     with forked(seed=0):

@@ -331,3 +331,52 @@ def test_woken_experts_have_the_size_of_their_dense_layer_and_learn_from_the_sec
             for weight in (mixed.experts.gate_up_proj, mixed.experts.down_proj):
                 assert bool((weight.grad[expert] != 0).all()), (i, expert)
         assert bool((mixed.router.weight.grad[sorted(seen[i])] != 0).all())
+
+
+ROUTED: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "DeepseekV3": {
+        **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+        **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+        **{"moe_intermediate_size": 24, "num_key_value_heads": 4},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ROUTED)
+def test_files_get_twice_the_experts_and_each_token_goes_to_twice_as_many(kind, tmp_path):
+    """Both types store experts one by one, and DeepSeek's stand in groups, which are copied whole."""
+    base = saved(tmp_path / "base", kind, **ROUTED[kind])
+    assert cli("upscale", tmp_path / "base", tmp_path / "wide", "-k experts=2 --quiet") == 0
+    assert cli("check", tmp_path / "wide", "--base", tmp_path / "base") == 0
+    wide = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "wide").eval()
+    words = torch.arange(90).view(3, 30)
+    with torch.no_grad():
+        before, after = (model(input_ids=words, labels=words).loss for model in (base, wide))
+    assert abs(float(before) - float(after)) < 2e-6
+    for field in ("num_experts_per_tok", "n_group", "topk_group"):
+        if field in ROUTED[kind]:
+            assert getattr(wide.config, field) == 2 * ROUTED[kind][field]
+    downs = dict(wide.named_parameters())["model.layers.1.mlp.experts.down_proj"]
+    old = dict(base.named_parameters())["model.layers.1.mlp.experts.down_proj"]
+    assert len(downs) == 2 * len(old)
+    plan = family_plan(json.loads((tmp_path / "base" / "config.json").read_text()), "experts=2", by="units").plan
+    axis = plan["model.layers.1.mlp.experts.down_proj"].axes[0]
+    for expert in range(len(old)):
+        one, other = (i for i in range(axis.wide) if axis.source(i) == expert)
+        assert torch.equal(downs[one] + downs[other], 2 * old[expert]), "each entry goes whole to one of the copies"
+        assert not torch.equal(downs[one], downs[other])
+
+
+def test_a_loss_of_balance_stays_as_large():
+    data = {"model_type": "mixtral", **SIZES, **ROUTED["Mixtral"], "router_aux_loss_coef": 0.02}
+    wide = family_plan(data, "experts=2").wide_config
+    assert (wide["num_local_experts"], wide["num_experts_per_tok"]) == (8, 4)
+    assert wide["router_aux_loss_coef"] == 0.01
+
+
+def test_experts_are_multiplied_only_where_they_are_named():
+    mixture = {"model_type": "mixtral", **SIZES, **ROUTED["Mixtral"]}
+    assert family_plan(mixture, "ffn=2").wide_config["num_local_experts"] == 4
+    with refused("goal.width_not_in_config"):
+        family_plan({"model_type": "llama", **SIZES}, "experts=2")

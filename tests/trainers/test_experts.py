@@ -65,6 +65,16 @@ def test_copies_follow_the_dense_model(base):
     )
 
 
+def test_twice_the_experts_follow_the_model_with_experts(base):
+    """A mixture that the Trainer resumes gets copies of its experts and their moments, and each token twice as many."""
+    folder, stopped, curve = base
+    first = grown(folder, stopped, "copies", "grow", COPIES)
+    out = folder / "multiplied"
+    assert main(["grow", str(first), str(out), "-k", "experts=2", "--quiet"]) == 0
+    followed = resumed(folder, out, callbacks=[mu.trainers.HuggingFaceCallback(out)])
+    assert gap(curve.losses, followed) < bench.EQUAL
+
+
 def test_sparse_upcycling_leaves_the_base(base):
     """Control: the same copies with the same state behind a random router that chooses two of four."""
     folder, stopped, curve = base

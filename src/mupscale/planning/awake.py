@@ -41,8 +41,6 @@ from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
 from ..plans.wide_model import fill_model_
 from ..proofs.identity import Evaluated
-from ..rules.axes import Axis
-from ..rules.scale import Scale
 from ..tensors.differences import loss_gap
 from .search.not_found import NoPlanError, Sizes
 
@@ -195,23 +193,11 @@ def with_split_stacks(plan: Plan, base: nn.Module, wide: nn.Module, loss: Measur
                 names.setdefault(pattern_of(name), []).append(name)
     trial = _Trial(base, wide, loss, SplitNoise())
     for stacks in names.values():
-        split = plan.with_tensors({name: _split(plan[name]) for name in stacks})
+        split = plan.with_tensors({name: plan[name].summed_over(0) for name in stacks})
         reached = any(trial.is_reached(plan, name) for name in stacks)
         if reached and trial.gap(split, lambda name, wanted=stacks: name in wanted) <= _TOLERANCE:  # type: ignore[misc]
             plan = split
     return plan
-
-
-def _split(entry: TensorPlan) -> TensorPlan:
-    """The entry of a stack whose copies are summed over.
-
-    >>> stack = TensorPlan(("w",), tuple(map(Axis.parse, ("out: 4x2", "5", "3"))))
-    >>> split = _split(stack)
-    >>> str(split.axes[0]), split.fold == Scale.of(2), split.change == stack.change
-    ('in: 4x2', True, True)
-    """
-    first, *others = entry.axes
-    return replace(entry, axes=(replace(first, role="in"), *others), fold=entry.fold * Scale.of(first.k))
 
 
 def _summed(dtype: torch.dtype) -> torch.dtype:

@@ -198,8 +198,26 @@ class TensorPlan:
         )
         return Sleep(width, becomes, tuple(sorted({*self.cut, *self.mean})))
 
+    def summed_over(self, dim: int) -> TensorPlan:
+        """The same growth with copies along a dimension taken for an `in` axis, whose 1/k the fold takes back.
+
+        The outputs of experts are added with weights that share what was one weight, so their stack can be either.
+
+        >>> stack = TensorPlan(("w",), tuple(map(Axis.parse, ("out: 4x2", "5", "3"))))
+        >>> summed = stack.summed_over(0)
+        >>> str(summed.axes[0]), summed.fold == Scale.of(2), summed.change == stack.change
+        ('in: 4x2', True, True)
+        """
+        axis = self.axes[dim]
+        axes = (*self.axes[:dim], replace(axis, role="in"), *self.axes[dim + 1 :])
+        return replace(self, axes=axes, fold=self.fold * Scale.of(axis.k))
+
     def then(self, late: TensorPlan) -> TensorPlan:
         """The tensor that grows by this plan and then by `late`, exactly."""
+        if len(self.axes) == len(late.axes) == 3 and {self.axes[0].role, late.axes[0].role} == {"in", "out"}:
+            if self.axes[0].role == "out":
+                return self.summed_over(0).then(late)
+            return self.then(late.summed_over(0))
         if late.cat is not None or len(late.sources) != 1:
             raise MupscaleError(
                 "a tensor made from several sources composes only as the first step; grow in one plan",

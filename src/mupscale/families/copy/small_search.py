@@ -172,8 +172,8 @@ def declared_layouts(
     goal, names = replace(goal, by="copies"), list(growing)
     found: dict[str, dict[int, Layout]] = {}
     for pair, block in _groups(data, goal).items():
-        for name, sizes in growing.items():
-            found |= {name: {d: block for d, size in enumerate(sizes) if size == pair}} if pair in sizes else {}
+        for name in (name for name in names if pair in growing[name]):
+            found[name] = {d: block for d, size in enumerate(growing[name]) if size == pair}
     for path, part in nested_configs(data):
         k = goal.within(path).copies("heads", symbols(part).get("H", 1))
         for pattern, axes in row_for(str(part.get("model_type"))).layouts.items():
