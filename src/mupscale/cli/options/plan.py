@@ -79,7 +79,7 @@ def add_goal(group: Any) -> None:
         "-k",
         dest="multipliers",
         metavar="K",
-        help="how many times wider: 2, or hidden=2,heads=2,ffn=4; text=2 or vision=2 for one tower",
+        help="how many times wider: 2, or hidden=2,ffn=4; text=2 for one tower; experts=2 for a mixture",
     )
     for name, text in _SIZES.items():
         group.add_argument(option(name), metavar="N", help=text)
