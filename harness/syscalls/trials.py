@@ -272,7 +272,7 @@ def small_steps(folder: Path) -> Iterator[tuple[Path, Path]]:
     with ExitStack() as stack:
         for module, name, value in (
             (grow_directory, "plan_in_process", lambda *_, **__: plan),
-            (grow_directory, "_refuse_jump", lambda family: None),  # the plan was not proved
+            (grow_directory, "refuse_jump", lambda family: None),  # the plan was not proved
             (grow_directory, "_job", lambda base, out, about, state: job_of(base, out, about)),
             (output_files, "LEAST", PAGE),
             (partial_directory, "PATIENCE", 0.5),
