@@ -87,7 +87,6 @@ REFUSED = {
     "bert": ("bert", {}, "depth.block_changes_output"),
     "opt, post-norm": ("opt", {"do_layer_norm_before": False}, "depth.block_changes_output"),
     "mixtral": ("mixtral", {"output_router_logits": True}, "depth.balance_loss_on"),
-    "mixtral in parts": ("mixtral", {}, "checkpoint.no_names_for_new"),
     "deepseek_v3": ("deepseek_v3", {"first_k_dense_replace": 2}, "depth.field_counts_layers"),
     "olmo_hybrid": ("olmo_hybrid", {}, "depth.odd_waking_gradient"),
 }

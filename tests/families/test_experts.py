@@ -368,6 +368,19 @@ def test_files_get_twice_the_experts_and_each_token_goes_to_twice_as_many(kind, 
         assert not torch.equal(downs[one], downs[other])
 
 
+def test_a_mixture_that_stores_its_experts_one_by_one_grows_deeper(tmp_path):
+    base = saved(tmp_path / "base", "Mixtral", **ROUTED["Mixtral"])
+    goal = "-k experts=2 --layers 4 --after 0:1 --quiet"
+    assert cli("upscale", tmp_path / "base", tmp_path / "wide", goal) == 0
+    assert cli("check", tmp_path / "wide", "--base", tmp_path / "base") == 0
+    wide = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "wide").eval()
+    words = torch.arange(90).view(3, 30)
+    with torch.no_grad():
+        before, after = (model(input_ids=words, labels=words).loss for model in (base, wide))
+    assert abs(float(before) - float(after)) < 2e-6
+    assert all(bool(p.any()) for n, p in wide.named_parameters() if "gate_up_proj" in n), "readers woke"
+
+
 def test_a_loss_of_balance_stays_as_large():
     data = {"model_type": "mixtral", **SIZES, **ROUTED["Mixtral"], "router_aux_loss_coef": 0.02}
     wide = family_plan(data, "experts=2").wide_config

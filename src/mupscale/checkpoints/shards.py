@@ -24,6 +24,7 @@ from ..files.places import OutFile, Place, item_size
 from ..files.strict import printable, raise_few
 from ..jobs.bytes.blocks import Reader
 from ..jobs.job import Job, Move, window
+from ..models.names import pattern_of
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
 from ..rules.axes import Axis
@@ -76,13 +77,14 @@ def weight_moves(
     if tensors is None:
         tensors = stored_tensors(plan, directory, Spelling(), written or {})
     stored, planned = list(tensors), []
-    places = {found.tensor: found.places for found in stored}
+    same = {(found.tensor, found.cells): found for found in stored}
     for found in stored:
         entry = plan.tensors[found.tensor]
         if noise is not None and (entry := noise.woken(found.tensor, entry)).sources and not found.places:
             from ..noise.measures import measured
 
-            found = replace(found, places=places[measured(found.tensor, plan)])
+            like = same[measured(found.tensor, plan), found.cells]
+            found = replace(found, places=like.places, base_cells=like.base_cells)
         kept = found.places[0].dtype if found.places else usual.most_common(1)[0][0] if usual else "F32"
         cast = dtype if dtype is not None and entry.kind == "parameter" and kept in FLOATS else kept
         making = entry.making(noise.tensor(found.tensor) if noise is not None else None)
@@ -161,6 +163,12 @@ def stored_tensors(
     held: dict[str, list[str]] = {}
     for stored in directory.tensors:
         held.setdefault(spelling.names.get(stored, stored), []).append(stored)
+    apart = {
+        pattern_of(source)
+        for entry in plan.tensors.values()
+        for source in entry.sources
+        if source in parts and not any(n in held for n in (source, *others.get(source, [])))
+    }
     for name, entry in plan.tensors.items():
         options = [
             [stored for n in (source, *others.get(name, [])) for stored in held.get(n, ())]
@@ -171,12 +179,12 @@ def stored_tensors(
         if entry.fill == "own":
             used.update(parts.get(name, ()))
             continue  # each model computes it for itself
-        if missing and name in parts and entry.sources == (name,):
-            used.update(parts[name])
-            for stored, part in parts[name].items():
-                made, what = _part(stored, part, name, entry, directory)
-                faults += what
-                found += [copy for one in made for copy in _copies(one, entry, parts[name])]
+        if name in parts and pattern_of(name) in apart and len(entry.sources) < 2:
+            read = parts[entry.sources[0]] if entry.sources else {}
+            used.update(read)
+            made, what = _in_parts(name, entry, parts[name], read, directory)
+            faults += what
+            found += made
             continue
         for source in missing:
             faults.append(
@@ -206,6 +214,29 @@ def stored_tensors(
             )
     raise_few("the plan does not fit the directory", faults)
     return found
+
+
+def _in_parts(
+    name: str,
+    entry: TensorPlan,
+    parts: Mapping[str, Part],
+    read: Mapping[str, Part],
+    directory: Directory,
+) -> tuple[list[StoredTensor], list[Fault]]:
+    """The stored parts of a tensor: each is made from the same part of its source, which is another block's in a deeper model."""
+    found: list[StoredTensor] = []
+    faults: list[Fault] = []
+    sources = {part.cells: (stored, part) for stored, part in read.items()}
+    for stored, part in parts.items():
+        if not entry.sources:
+            row = part.tensors.index(name), len(part.tensors)
+            found += _copies(StoredTensor(stored, name, (), part.cells, part.dropped, row), entry, parts)
+            continue
+        made, what = _part(*sources[part.cells], entry.sources[0], entry, directory)
+        faults += what
+        for one in made:
+            found += _copies(replace(one, name=stored, tensor=name), entry, parts)
+    return found, faults
 
 
 def _part(

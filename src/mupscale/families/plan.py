@@ -119,10 +119,13 @@ def family_plan(
     copy, plan, powers = _lifted_from_copy(chain, width, Tensors.of(wide_model), centred)
     worst = max(copy.found.worst, copy.chain.tried())
     small = copy.chain.start.config
-    parts = stored_parts(factory(cls)(small), Tensors.of(base_model).shapes)
-    reading = reading_of(base_model, _stored_names(config) if stored is None else stored, parts)
+    held = Tensors.of(base_model).shapes
+    more = {name: entry.base_shape for name, entry in plan.tensors.items() if name not in held}
+    parts = stored_parts(factory(cls)(small), {**more, **held})
+    own = {name: part for name, part in parts.items() if part.tensor in held}
+    reading = reading_of(base_model, _stored_names(config) if stored is None else stored, own)
     if any(step.makes_tensors for step in chain.steps):
-        refuse_spelling(plan, parts, reading)
+        refuse_spelling(plan, reading)
     return FamilyPlan(
         model_type=base.model_type,
         architecture=cls.__name__,

@@ -120,7 +120,7 @@ def _kernel(move: Move) -> Iterator[Reason]:
             return
     making, noise = move.making, move.making.noise
     wide = tuple(window(making.wide_shape, move.cells)[1])
-    base = tuple(window(making.base_shape, move.read_cells)[1])
+    base = tuple(window(making.base_shape, move.read_cells)[1]) if move.sources else ()
     if wide != move.target.shape:
         yield Reason("job.axes_other_shape", f"its axes give shape {wide}, its place has {move.target.shape}")
     if not all(axis.duplicates for axis in making.axes):
@@ -183,21 +183,21 @@ def _kernel(move: Move) -> Iterator[Reason]:
 def _cells(move: Move) -> Iterator[Reason]:
     """A stored part must be made from the part of the base that its sources hold, and from nothing else."""
     axes = move.making.axes
-    if {len(move.cells), len(move.read_cells)} != {len(axes)} or not move.sources:
+    if {len(move.cells), len(move.read_cells)} != {len(axes)}:
         yield Reason(
             "job.other_number_of_cells",
-            f"{len(move.cells)} cells for {len(axes)} axes and {len(move.sources)} sources",
+            f"{len(move.cells)} cells for {len(axes)} axes",
         )
         return
     for dim, (axis, cell, base_cell) in enumerate(zip(axes, move.cells, move.read_cells, strict=True)):
         (which, count), (base_which, base_count) = cell, base_cell
-        fits = which < count and base_which < base_count
-        if not fits or axis.base % base_count or axis.wide % count:
+        fits = which < count and base_which < base_count and axis.wide % count == 0
+        if not fits or (move.sources and axis.base % base_count):
             yield Reason("job.cell_not_a_part", f"cell {which} of {count} is not a part of axis {axis}")
             continue
         size, room = axis.wide // count, axis.base // base_count
         low, high = move.making.reads.along(dim, which * size, (which + 1) * size)
-        if not base_which * room <= low <= high <= (base_which + 1) * room:
+        if move.sources and not base_which * room <= low <= high <= (base_which + 1) * room:
             yield Reason(
                 "job.cell_reads_outside",
                 f"cell {which} of {count} of axis {axis} reads entries of the base outside cell {base_which} of {base_count}",

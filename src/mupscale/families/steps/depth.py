@@ -25,7 +25,7 @@ from ..config.multipliers import To
 from ..config.nested import Path, nested_configs, with_edits
 from ..copy.trial import End, Trial
 from ..models import Config, as_data, config_from, fresh
-from ..record import Part, Reading
+from ..record import Reading
 from ..types.rows import WRITERS, row_for
 from .step import Step
 
@@ -214,8 +214,8 @@ def step_of(start: End, to: To) -> Blocks | None:
     return Blocks(start, depth_of(as_data(start.config), to)) if to.layers else None
 
 
-def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> None:
-    """Raise where a directory stores tensors that move under other names than the model's: what is new has none there."""
+def refuse_spelling(plan: Plan, reading: Reading) -> None:
+    """Raise where a directory stores tensors that move under names that save_pretrained does not write: new ones have none."""
     moved = {pattern_of(name) for name, entry in plan.tensors.items() if entry.sources != (name,)}
     what = "stored under another name than the model's, and new tensors have no such name"
     remedy = "load it with from_pretrained and save it with save_pretrained once"
@@ -223,11 +223,5 @@ def refuse_spelling(plan: Plan, parts: Mapping[str, Part], reading: Reading) -> 
         Fault("checkpoint.no_names_for_new", stored, what, remedy)
         for stored, name in reading.names.items()
         if stored != name and pattern_of(name) in moved
-    ]
-    # These are the names that save_pretrained itself writes.
-    faults += [
-        Fault("checkpoint.no_names_for_new", n, what, _WIDTH)
-        for n, part in parts.items()
-        if moved & set(map(pattern_of, part.tensors))
     ]
     raise_faults("this checkpoint cannot get new tensors", faults[:2])

@@ -74,8 +74,9 @@ def measured_by(parts: Sequence[StoredBase], shape: tuple[int, ...], what: Stati
     if what == "mean":
         return _total(partial(read, ()), shape) / shape[0]
     if what == "rms":
-        squares = _total(lambda first, last: read((), first, last).double().square(), shape)
-        return (squares.sum() / prod(shape)).sqrt()
+        # Part by part, because experts that are stored one by one are cut along two dimensions.
+        squares = [_total(partial(_squares, part), part.shape).sum() for part in parts]
+        return (torch.stack(squares).sum() / sum(prod(part.shape) for part in parts)).sqrt()
     if what == "each_rms":
         each = [read((i,), 0, shape[1]).double().square().mean() for i in range(shape[0])]
         return torch.stack(each).sqrt()
@@ -86,6 +87,13 @@ def measured_by(parts: Sequence[StoredBase], shape: tuple[int, ...], what: Stati
         return streamed_spectral_norm(partial(read, ()), (shape[0], prod(shape[1:])))
     size = (shape[1], prod(shape[2:]))
     return torch.stack([streamed_spectral_norm(partial(read, (i,)), size) for i in range(shape[0])])
+
+
+def _squares(part: StoredBase, first: int, last: int) -> Tensor:
+    """The squares of some rows of a stored part."""
+    rows = torch.empty((last - first, *part.shape[1:]), dtype=part.dtype, device="cpu")
+    part.read_([part.start[0] + first, *part.start[1:]], rows)
+    return rows.double().square().view(last - first, -1)
 
 
 def _total(read: Callable[[int, int], Tensor], shape: tuple[int, ...]) -> Tensor:
