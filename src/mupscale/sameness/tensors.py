@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from ..files.places import torch_dtype
-from ..sharded.source import Source
+from ..formats.snapshot import Filed, Rows
+from ..sharded.source import FiledTensor, Source
 from ..storage.location import Location
+from ..tensors.parts import Rectangle
 from .profiles import SINGLE, Profile
-from .snapshot import Filed
 
 _BLOCK = 1 << 18  # entries that are compared at a time
 _SMALL = 1 << 24  # entries; only of such tensors is it looked for how they differ
@@ -78,8 +79,30 @@ class Pages:
         if key not in self._rooms or self._rooms[key].numel() < count:
             self._rooms[key] = torch.empty(count, dtype=dtype, device="cpu")
         room = self._rooms[key][:count].view(shape)
-        self._source(stored.folder).read(stored.tensor, list(lows), room)
+        at, low, high = 0, lows[0] if lows else 0, lows[0] + shape[0] if lows else 1
+        for rows in stored.parts:
+            first, last = max(low, at), min(high, at + rows.count)
+            if first < last:
+                part = room[first - low : last - low] if lows else room
+                self._read_rows_(rows, first - at, lows[1:], part)
+            at += rows.count
         return room
+
+    def _read_rows_(self, rows: Rows, first: int, inner: tuple[int, ...], room: Tensor) -> None:
+        """Fill a tensor with rows of a stored one, from the `first` of them on."""
+        start = () if not room.dim() else (rows.start + first * rows.step, *inner)
+        into = room
+        if rows.step > 1:  # what lies between is read as well
+            into = room.new_empty(((len(room) - 1) * rows.step + 1, *room.shape[1:]))
+        source = self._source(rows.folder)
+        whole = Rectangle((0,) * len(rows.stored.shape), rows.stored.shape)
+        tensor = FiledTensor(rows.stored.dtype, rows.stored.shape, ((whole, rows.stored),))
+        if rows.layer is not None:
+            source.read(tensor, [rows.layer, *start], into[None])
+        else:
+            source.read(tensor, list(start), into)
+        if into is not room:
+            room.copy_(into[:: rows.step])
 
     def _source(self, folder: Location) -> Source:
         if str(folder) not in self._sources:

@@ -82,6 +82,11 @@ def is_fsdp_dtensor(path: Location | str) -> bool:
     return exists(folder / DCP_METADATA) and not exists(folder / MEGATRON_CONFIG)
 
 
+def has_group_meta(stored: DcpDirectory) -> bool:
+    """Whether a directory holds settings of groups tensor by tensor as Megatron-FSDP does, which no other trainer writes."""
+    return any(key.startswith(_META) for key in stored.values)
+
+
 def read_fsdp_dtensor(path: Location | str) -> FsdpDtensor:
     """Read everything about a checkpoint except its tensors and the settings of its groups."""
     tag = iteration_of(location(path))
