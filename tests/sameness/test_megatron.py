@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import mupscale as mu
-from tests.formats import test_megatron as torch_dist
-from tests.formats import test_megatron_fsdp as fsdp
+from harness.megatron_files import fsdp_dtensor, torch_dist
+from tests.formats.test_megatron import trained
 
-RUN = torch_dist.trained()
+RUN = trained()
 
 
-@pytest.mark.parametrize("writer", [torch_dist.write, fsdp.write], ids=["torch_dist", "fsdp_dtensor"])
+@pytest.mark.parametrize("writer", [torch_dist, fsdp_dtensor], ids=["torch_dist", "fsdp_dtensor"])
 def test_cutting_a_checkpoint_for_other_ranks_changes_nothing(writer, tmp_path):
     """Control: one entry of a moment."""
 
@@ -36,14 +36,14 @@ def test_steps_and_groups_without_names_are_compared(tmp_path):
     def rate(_, common):
         common["optimizer"]["param_groups"][1]["max_lr"] = 1.0
 
-    base = torch_dist.write(tmp_path / "base", RUN)
+    base = torch_dist(tmp_path / "base", RUN)
     for change, code in ((reset, "same.step_differs"), (rate, "same.setting_differs")):
-        found = mu.same(base, torch_dist.write(tmp_path / change.__name__, RUN, change=change))
+        found = mu.same(base, torch_dist(tmp_path / change.__name__, RUN, change=change))
         assert {fault.code for fault in found.differences} == {code}
 
 
 def test_bf16_with_float32_copies_of_other_ranks(tmp_path):
-    ends = [torch_dist.write(tmp_path / str(n), RUN, n, "fp32_param", torch.bfloat16) for n in (1, 2)]
+    ends = [torch_dist(tmp_path / str(n), RUN, n, "fp32_param", torch.bfloat16) for n in (1, 2)]
     found = mu.same(*ends)
     assert found, str(found)
     assert found.compared["masters"] == found.compared["weights"]
@@ -59,9 +59,9 @@ def test_layers_in_one_tensor_and_one_by_one_are_the_same(tmp_path):
         )
         tensors[gate], tensors[up] = tensors[up], tensors[gate]
 
-    one = torch_dist.write(tmp_path / "a", RUN, 2)
-    found = mu.same(one, fsdp.write(tmp_path / "b", RUN))
+    one = torch_dist(tmp_path / "a", RUN, 2)
+    found = mu.same(one, fsdp_dtensor(tmp_path / "b", RUN))
     assert found, str(found)
     assert found.compared["groups' settings"] == found.compared["weights"]
-    changed = mu.same(one, fsdp.write(tmp_path / "c", RUN, change=swap))
+    changed = mu.same(one, fsdp_dtensor(tmp_path / "c", RUN, change=swap))
     assert [fault.code for fault in changed.differences] == ["same.weight_differs"]

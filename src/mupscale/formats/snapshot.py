@@ -264,7 +264,7 @@ def flat(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
     >>> dict(flat({"a": {"b": 1}, "c": [2, 3]}))
     {'a.b': 1, 'c': [2, 3]}
     """
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping) and (value or not where):
         for key, inner in value.items():
             yield from flat(inner, f"{where}.{key}" if where else str(key))
     else:

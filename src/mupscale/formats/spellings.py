@@ -131,9 +131,13 @@ TORCHTITAN = Spelling(
 )
 
 
-def spelling_of(one: Snapshot) -> Spelling | None:
-    """Whose names a snapshot has; None for stock names and for unknown ones."""
-    return next((s for s in (MEGATRON, TORCHTITAN) if s.mark in one.names), None)
+def spelling_of(one: Snapshot) -> tuple[Spelling, str] | None:
+    """Whose names a snapshot has, and what stands before them; None for stock names and for unknown ones."""
+    for spelling in (MEGATRON, TORCHTITAN):
+        for name in one.names:
+            if f".{name}".endswith(f".{spelling.mark}"):
+                return spelling, name.removesuffix(spelling.mark)
+    return None
 
 
 def with_stock_names(one: Snapshot, spelling: Spelling, heads: Heads | None) -> Snapshot | Fault:

@@ -202,7 +202,9 @@ def _measure(tasks: list[Task], profile: Profile, threads: int, report: Report |
         for number, task in enumerate(shapes):
             like = resemblance(task.a, task.b, pages) if number < _LOOKED_AT else ""
             what = f"shape {task.a.shape} in A, {task.b.shape} in B{'; ' if like else ''}{like}"
-            effect = "it cannot be loaded, or is read in another order"
+            effect = "it is of a model of another size, or it cannot be loaded"
+            if like:
+                effect = "it cannot be loaded, or its entries are taken for others"
             found.differences.append(Fault("same.shape_differs", printable(task.name), what, effect))
 
 

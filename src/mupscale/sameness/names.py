@@ -46,6 +46,7 @@ def matched(a: Snapshot, b: Snapshot, heads: Heads | None = None) -> Matched:
     a, b = (one.renamed({name: plain_name(name) for name in _every(one)}) for one in (a, b))
     found = Matched(a, b)
     _translate(found, heads)
+    a, b = found.a, found.b
     prefixes = [("", "")]
     prefixes += [(prefix, "") for prefix in _prefixes(_weights(a), _weights(b))]
     prefixes += [("", prefix) for prefix in _prefixes(_weights(b), _weights(a))]
@@ -62,7 +63,12 @@ def matched(a: Snapshot, b: Snapshot, heads: Heads | None = None) -> Matched:
 
 def _translate(found: Matched, heads: Heads | None) -> None:
     """Give stock names to both where they have those of two trainers, or one of them has those of a trainer."""
-    spellings = {"a": spelling_of(found.a), "b": spelling_of(found.b)}
+    spellings = {}
+    for side in ("a", "b"):
+        own: Snapshot = getattr(found, side)
+        spelling, before = spelling_of(own) or (None, "")
+        spellings[side] = spelling
+        setattr(found, side, own.renamed({name: name.removeprefix(before) for name in _every(own)}))
     if spellings["a"] is spellings["b"]:
         return
     told = heads or next((o.heads for o in (found.a, found.b) if o.heads and o.heads.kind), None)

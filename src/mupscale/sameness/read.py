@@ -38,11 +38,11 @@ def read_snapshot(path: Location | str) -> Snapshot:
         return other.read(place)
     if not plain and distributed:
         from ..formats.dcp_snapshot import dcp_snapshot
-        from ..formats.megatron.fsdp_dtensor import has_group_meta
+        from ..formats.megatron.fsdp_dtensor import is_of_fsdp
         from ..formats.megatron.snapshot import megatron_snapshot
 
         stored = read_dcp(place)
-        return megatron_snapshot(place) if has_group_meta(stored) else dcp_snapshot(stored)
+        return megatron_snapshot(place) if is_of_fsdp(stored) else dcp_snapshot(stored)
     from .directory import directory_snapshot
 
     return directory_snapshot(place)
