@@ -7,6 +7,7 @@ A fault changes the run in memory, and any format then writes it; faults of conv
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +63,8 @@ def _weights_dcp(job: Job, folder: Path, convert: renamed.Convert = dict) -> Pat
     from torch.distributed.checkpoint.state_dict_saver import save
 
     weights = {name: parameter.detach() for name, parameter in job.model.named_parameters()}
-    save(convert(weights), checkpoint_id=folder, no_dist=True)
+    with warnings.catch_warnings(action="ignore"):
+        save(convert(weights), checkpoint_id=folder, no_dist=True)
     return folder
 
 
@@ -137,7 +139,8 @@ def _converted(folder: Path) -> Iterator[Pair]:
     first = continued.weights(job, folder / "first")
     dcp = _weights_dcp(job, folder / "second")
     loaded = {name: torch.empty_like(p) for name, p in job.model.named_parameters()}
-    load(loaded, checkpoint_id=dcp, no_dist=True)
+    with warnings.catch_warnings(action="ignore"):
+        load(loaded, checkpoint_id=dcp, no_dist=True)
     again = copy.deepcopy(job.model)
     again.load_state_dict(loaded)
     third = WEIGHTS["torch_dist weights"](Job(again, _rebuilt(job, again), job.schedule), folder / "third")
