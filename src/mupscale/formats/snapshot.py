@@ -160,6 +160,8 @@ class Snapshot:
     counters: dict[str, Any] = field(default_factory=dict)
     """What the job counts, such as its step, and other values."""
     random: dict[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    """The model's `config.json`, of a Hugging Face directory."""
     heads: Heads | None = None
     notes: list[str] = field(default_factory=list)
     """What was assumed."""

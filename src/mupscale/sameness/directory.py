@@ -30,7 +30,9 @@ _BLOCK = 1 << 20
 def directory_snapshot(path: Location) -> Snapshot:
     """What a Hugging Face directory holds."""
     directory = read_directory(path)
-    found = Snapshot(path, "Hugging Face directory", heads=heads_in(directory.config))
+    found = Snapshot(
+        path, "Hugging Face directory", config=directory.config, heads=heads_in(directory.config)
+    )
     found.weights = {name: Filed.of(path, place) for name, place in directory.tensors.items()}
     if is_universal(path):
         add_universal(found, weights=False)

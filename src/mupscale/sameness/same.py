@@ -9,6 +9,7 @@ from ..jobs.progress import Report
 from ..jobs.threads import check_threads
 from ..storage.location import Location
 from .compare import compare
+from .grown import grown_pair
 from .profiles import profile_of
 from .read import heads_at, read_snapshot
 from .report import Same
@@ -54,7 +55,9 @@ def reported(
     check_threads(threads)
     with system_errors():
         heads = None if config is None else heads_at(config)
-        return compare(read_snapshot(a), read_snapshot(b), chosen, threads, report, heads)
+        one, other = read_snapshot(a), read_snapshot(b)
+        found = grown_pair(one, other, chosen, threads, report)
+        return found if found is not None else compare(one, other, chosen, threads, report, heads)
 
 
 def assert_same_run(a: Location | Path | str, b: Location | Path | str, *, profile: str = "strict") -> None:
