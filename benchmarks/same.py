@@ -1,7 +1,7 @@
 """Whether `mu.same` sees every planted fault and no other: honest pairs in every format, faults as small as must be seen, time and memory.
 
-    python benchmarks/same.py             every pair and fault, and 1 GB against 1 GB
-    python benchmarks/same.py --gb 4      the same with 4 GB against 4 GB
+    python benchmarks/same.py             every pair and fault, and 4 GB against 4 GB
+    python benchmarks/same.py --gb 1      the same with 1 GB against 1 GB
     python benchmarks/same.py --quick     one format for each fault, and 64 MB
 
 `time_ratio` is the time of a comparison over that of reading both checkpoints once, in blocks of the same size, from the disk: the
@@ -179,7 +179,7 @@ if __name__ == "__main__":
         run(
             measure,
             option(
-                "--gb", type=float, default=1.0, help="the size of each of two checkpoints that are timed"
+                "--gb", type=float, default=4.0, help="the size of each of two checkpoints that are timed"
             ),
             option("--quick", action="store_true", help="one format for each fault, and 64 MB"),
             option("--folder", help="where the files are written, for a disk of its own"),

@@ -39,6 +39,7 @@ def test_a_base_and_its_exact_growth_are_the_same_run(base, tmp_path):
         )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_a_growth_that_trains_new_units_is_another_run(base, tmp_path):
     mu.grow_checkpoint(base, tmp_path / "wide", 2, noise=mu.NewUnits())
     assert codes(base, tmp_path / "wide") == ("different", {"same.grown_with_noise"})
