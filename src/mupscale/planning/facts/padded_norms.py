@@ -361,7 +361,7 @@ class _Walk:
             elif parent is not None and parent not in seen:
                 seen.add(parent)
                 made = self.trace.calls[parent]
-                pending += [(made, j) for j in range(len(made.inputs))]
+                pending += [(made, j) for j in range(len(made.inputs)) if self.trace.weight(made, j)]
         return found
 
     def origins(self, index: int) -> frozenset[Place]:
