@@ -147,9 +147,7 @@ class _Trial:
         What the loss does not reach in the base, an expert that no example chooses, does not count.
         """
         quiet = {(name, dim) for places in _places(plan).values() for name, dim in places}
-        quiet = {
-            place for place in quiet if len(plan[place[0]].axes) > 1 and self.is_reached(plan, place[0])
-        }
+        quiet = {place for place in quiet if len(plan[place[0]].axes) > 1 and self.is_reached(plan, place[0])}
         for _ in range(2 if quiet else 0):
             grads = self.loss(self.wide, lambda value: True).grads
             quiet = {
@@ -189,9 +187,11 @@ def with_split_stacks(plan: Plan, base: nn.Module, wide: nn.Module, loss: Measur
     """
     names: dict[str, list[str]] = {}
     for name, entry in plan.tensors.items():
-        if entry.kind == "parameter" and len(entry.axes) == 3 and pairing(entry) is None:
-            if entry.axes[0].k > 1 and entry.axes[0].role == "out" and not entry.axes[0].padded:
-                names.setdefault(pattern_of(name), []).append(name)
+        stack = entry.axes[0] if len(entry.axes) == 3 and entry.kind == "parameter" else None
+        if stack is None or pairing(entry) is not None:
+            continue
+        if stack.k > 1 and stack.role == "out" and not stack.padded:
+            names.setdefault(pattern_of(name), []).append(name)
     trial = _Trial(base, wide, loss, SplitNoise())
     for stacks in names.values():
         split = plan.with_tensors({name: plan[name].summed_over(0) for name in stacks})

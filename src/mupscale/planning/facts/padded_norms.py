@@ -416,7 +416,6 @@ class _Walk:
                     and (not weights or call.inputs[i].is_floating_point())
                 ]
 
-
     def _keeps_channels(self, call: Call, position: int) -> bool:
         """Whether the last axis of an input is that of the output: of a product and of attention, that of the values alone."""
         value = {"scaled_dot_product_attention": 2, "matmul": 1, "__matmul__": 1, "bmm": 1}.get(call.name)

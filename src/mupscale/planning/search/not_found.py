@@ -66,7 +66,9 @@ def not_found(made: Draft, tried: int, ended: bool, nearest: TrialOutcome) -> No
 def _read_by(trial: Draft, patterns: Sequence[str]) -> Sizes:
     """The sizes with zeros that tensors of these patterns read: where a gradient is wrong, new units are not silent."""
     entries = [entry for entry in trial.entries.values() if pattern_of(entry.name) in patterns]
-    reads = [(e, d) for e in entries for d in e.growing if (e.roles or {}).get(d) == "in" and trial.padded(e, d)]
+    reads = [
+        (e, d) for e in entries for d in e.growing if (e.roles or {}).get(d) == "in" and trial.padded(e, d)
+    ]
     return frozenset((e.base_shape[d], e.wide_shape[d]) for e, d in reads)
 
 

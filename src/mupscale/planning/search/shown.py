@@ -111,7 +111,9 @@ def with_shown_roles(draft: Draft, trace: Trace) -> Draft:
             turns = turned ^ (call.name in _TURNS)
             same = given.shape[-2:][::-1] if call.name in _TURNS else given.shape[-2:]
             taken = call.takes_expert and position == 0
-            if taken or (call.name in _VIEWS | _TURNS and all(out.shape[-2:] == same for out in call.outputs)):
+            if taken or (
+                call.name in _VIEWS | _TURNS and all(out.shape[-2:] == same for out in call.outputs)
+            ):
                 views |= {id(out): (name, turns) for out in call.outputs}
             else:
                 seen.setdefault(name, set()).add(_shown_roles(call, position, turned))
