@@ -336,21 +336,18 @@ def test_woken_experts_have_the_size_of_their_dense_layer_and_learn_from_the_sec
 ROUTED: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "DeepseekV3": {
-        **{
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-        },
-        **{
-            "q_lora_rank": 16,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 8,
-        },
-        **{"moe_intermediate_size": 24, "num_key_value_heads": 4},
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "moe_intermediate_size": 24,
+        "num_key_value_heads": 4,
     },
 }
 
