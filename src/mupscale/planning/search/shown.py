@@ -120,9 +120,10 @@ def with_shown_roles(draft: Draft, trace: Trace) -> Draft:
     changes = {}
     for name, (roles, *others) in seen.items():
         entry = draft.entries[name]
-        first = len(entry.base_shape) - len(roles or ())
-        if roles is not None and not others and min(entry.growing) >= first:
-            known = {dim: role for dim, role in enumerate(roles, first) if dim in entry.growing}
+        if roles is not None and not others:
+            # Axes before those of the product are stacked copies of the matrix.
+            stacked: tuple[Role, ...] = ("out",) * (len(entry.base_shape) - len(roles))
+            known = {dim: role for dim, role in enumerate(stacked + roles) if dim in entry.growing}
             changes[name] = replace(entry, roles=known, seen_roles=True)
     return draft.with_entries(changes)
 
