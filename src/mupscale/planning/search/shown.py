@@ -122,8 +122,10 @@ def with_shown_roles(draft: Draft, trace: Trace) -> Draft:
         entry = draft.entries[name]
         if roles is not None and not others:
             # Axes before those of the product are stacked copies of the matrix.
-            stacked: tuple[Role, ...] = ("out",) * (len(entry.base_shape) - len(roles))
-            known = {dim: role for dim, role in enumerate(stacked + roles) if dim in entry.growing}
+            first = len(entry.base_shape) - len(roles)
+            every: dict[int, Role] = dict.fromkeys(range(first), "out")
+            every |= enumerate(roles, first)
+            known = {dim: every[dim] for dim in entry.growing}
             changes[name] = replace(entry, roles=known, seen_roles=True)
     return draft.with_entries(changes)
 
