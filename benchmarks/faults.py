@@ -51,6 +51,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -364,7 +365,7 @@ class Faults:
         path = self.draw.choice(files if what == "output" else weights)
         flip(path, self.draw.randrange(path.stat().st_size), self.draw)
         self.tally["flips"] += 1
-        if not check_bytes(out, base):
+        if not check_bytes(replace(self.job(), base=base, out=out)):
             self.fail("published_wrong", f"flip in {what}, {path.name}: not seen by check")
         if what == "output" and not check_alone(out):
             self.fail("published_wrong", f"flip in {what}, {path.name}: not seen without the base")

@@ -52,8 +52,8 @@ MODEL = Llama(hidden=128, ffn=352, heads=8, kv_heads=2, layers=4, vocabulary=500
 ORDER = order_of(4, 6)
 BLOCK, SHARD = 64 << 10, 3_000_000
 output_files.LEAST = PAGE  # so that these small blocks are written past the page cache, as large ones are
-PROVENANCE = ("mupscale.json", "mupscale.job.json")
-"""Files that say how the base was sharded, and so differ when it is sharded differently."""
+PROVENANCE = ("mupscale.json",)
+"""What says how the base was sharded, and so differs when it is sharded differently."""
 
 
 GOALS: dict[str, Callable[[], mu.Plan]] = {

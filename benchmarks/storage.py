@@ -98,7 +98,7 @@ def killed(store: ObjectStore, sizes: Llama, kills: int, draw: random.Random) ->
         if os.WIFEXITED(ended[1]):
             raise SystemExit("a writer to the store failed")
         result.kills += 1
-        result.early += "config.json" in visible and "mupscale.job.json" not in visible
+        result.early += "config.json" in visible and "mupscale.json" not in visible
     result.found = {name: store.get(f"models/wide/{name}") for name in visible}
     _, uploads = store.call("GET", "/models?uploads")
     result.left = len(store.names("models", "wide.partial/")) + uploads.count(b"<UploadId>")
@@ -198,7 +198,7 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         ratio, requests = received(store, sizes, folder / "far", total)
         unequal = different(near, contents(folder / "far")) + different(near, writers.found)
         store.traffic.reset()
-        faults = check_bytes("s3://models/wide", "s3://models/base", threads=THREADS)
+        faults = check_bytes(job_of("s3://models/base", "s3://models/wide", sizes), threads=THREADS)
         checked = store.traffic.received / (total + sum(map(len, near.values())))
         print(f"the check receives {checked:.3f} times base and result")
         pages.KEPT = 1

@@ -115,7 +115,7 @@ class Bucket:
 
     def found(self) -> dict[str, bytes] | None:
         names = self.store.names("models", "wide/")
-        if "mupscale.job.json" not in names:
+        if "mupscale.json" not in names:
             return None
         return {name: self.store.get(f"models/wide/{name}") for name in names}
 

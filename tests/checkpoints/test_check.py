@@ -1,6 +1,5 @@
 """`mupscale check` of results of one and several weight files: it holds on right ones, and on no other."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,11 +9,16 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("planned_here")
 
+from mupscale.checkpoints.base import Base  # noqa: E402
+from mupscale.checkpoints.resume import job_again  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
+from mupscale.jobs.finished import about_text, published, recorded  # noqa: E402
+from mupscale.jobs.job_check import JOB  # noqa: E402
+from mupscale.runs.growth_record import read_record  # noqa: E402
 
 SHARDS = {1: "5GB", 2: "50kB", 5: "18kB"}
 """Number of weight files -> the size of a shard that gives so many."""
-JOB, INDEX = "mupscale.job.json", "model.safetensors.index.json"
+ABOUT, INDEX = "mupscale.json", "model.safetensors.index.json"
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
@@ -47,10 +51,14 @@ def weights(result: Path) -> list[Path]:
 def changed(result: Path, copy: Path, name: str) -> Path:
     """A copy of a result, with another byte in the middle of one file."""
     shutil.copytree(result, copy)
-    raw = bytearray((copy / name).read_bytes())
-    raw[len(raw) // 2] ^= 1
-    (copy / name).write_bytes(raw)
+    flip(copy / name)
     return copy
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
 
 
 def faults(base: Path | str, result: Path | str, capsys) -> list[str]:
@@ -86,18 +94,54 @@ def test_results_in_a_store_are_judged_like_those_of_a_disk(store, base, results
         assert found[0].endswith(name)
 
 
-@pytest.mark.parametrize("name", [JOB, INDEX, "config.json"])
+@pytest.mark.parametrize("name", [INDEX, "config.json"])
 def test_another_byte_beside_the_weights_is_reported_where_it_is(name, base, results, tmp_path, capsys):
     assert faults(base, changed(results[2], tmp_path / "copy", name), capsys) == [name]
 
 
-def test_files_that_were_divided_otherwise_are_those_of_another_job(base, results, tmp_path, capsys):
-    """Weights, their index and the job of one division next to the record of another."""
+def test_files_that_were_divided_otherwise_are_those_of_another_record(base, results, tmp_path, capsys):
+    """Weights and their index of one division next to the record of another."""
     copy = tmp_path / "copy"
     shutil.copytree(results[5], copy)
-    shutil.copy(results[2] / "mupscale.json", copy)
-    assert faults(base, copy, capsys) == [JOB]
-    own = json.loads((results[2] / "mupscale.json").read_text())["job"]
-    told = json.loads((results[5] / "mupscale.json").read_text())
-    (copy / "mupscale.json").write_text(json.dumps({**told, "job": own}, indent=1, sort_keys=True) + "\n")
-    assert faults(base, copy, capsys) == [JOB]
+    shutil.copy(results[2] / ABOUT, copy)
+    found = faults(base, copy, capsys)
+    assert {file.name for file in weights(results[2])} <= set(found)
+
+
+def early(base: Path, result: Path, copy: Path) -> Path:
+    """A result as 0.2.0 left it: the job in a file of its own, and a record that is sorted."""
+    shutil.copytree(result, copy)
+    job = job_again(Base(base), copy, read_record(copy))
+    sums, output, _ = recorded(copy, job)
+    text = about_text(job, sums, output, early=True)
+    (copy / JOB).write_text(published(job))
+    (copy / ABOUT).write_text(text)
+    return copy
+
+
+@pytest.mark.parametrize("count", SHARDS)
+def test_a_result_of_0_2_0_still_checks_and_is_known_again(count, base, results, tmp_path, capsys):
+    assert not (results[count] / JOB).exists(), "a result holds no job"
+    old = early(base, results[count], tmp_path / "old")
+    assert faults(base, old, capsys) == []
+    assert main(["check", str(old), "--quiet"]) == 0
+    again = ["-k", "ffn=2", "--shard-size", SHARDS[count], "--quiet"]
+    assert main(["grow", str(base), str(old), *again]) == 0, "growing it again finds it there"
+    flip(old / JOB)
+    assert faults(base, old, capsys) == [JOB], "control"
+    assert main(["check", str(old), "--quiet"]) == 1, "control"
+    (old / JOB).unlink()
+    assert main(["check", str(old), "--quiet"]) == 1, (
+        "control: its record alone has no digests of small files"
+    )
+
+
+def test_a_record_alone_is_not_taken_for_the_result(base, results, tmp_path, capsys):
+    """As a trainer leaves it: the record and configuration of a result next to other files."""
+    again = ["-k", "ffn=2", "--shard-size", SHARDS[2], "--quiet"]
+    assert main(["grow", str(base), str(results[2]), *again]) == 0, "control: with its files it is"
+    for name in ("mupscale.json", "config.json"):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        shutil.copy(results[2] / name, tmp_path / "other")
+    assert main(["grow", str(base), str(tmp_path / "other"), *again]) == 2
+    assert "[job.output_not_empty]" in capsys.readouterr().err

@@ -18,15 +18,16 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from harness.closeness import SINGLE, difference  # noqa: E402
 from harness.refusals import refused  # noqa: E402
 from harness.tiny_llama import cli  # noqa: E402
+from mupscale.checkpoints.base import Base  # noqa: E402
+from mupscale.checkpoints.resume import job_again  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
 from mupscale.files.strict import parse_json  # noqa: E402
 from mupscale.jobs import job as job_module  # noqa: E402
 from mupscale.jobs import partial, worker  # noqa: E402
 from mupscale.jobs.bytes.blocks import finite_moves  # noqa: E402
-from mupscale.jobs.job import Job  # noqa: E402
 from mupscale.jobs.threads import in_threads as run_in_threads  # noqa: E402
 from mupscale.models.float64 import lifted_casts  # noqa: E402
-from mupscale.runs.growth_record import read_plans  # noqa: E402
+from mupscale.runs.growth_record import read_plans, read_record  # noqa: E402
 
 SIZES = dict(  # noqa: C408
     hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=97
@@ -394,6 +395,7 @@ def test_single_bit_flips_are_caught_and_named(stateful, tmp_path, seed, capsys)
     """100 flips in all, in weights, optimizer state, configuration and record; the unchanged directory holds."""
     base, wide = stateful
     generator = torch.Generator().manual_seed(seed)
+    job = job_again(Base(base), wide, read_record(wide))
     copy = tmp_path / "wide"
     shutil.copytree(wide, copy)
     files = ["model.safetensors"] * 10 + ["optimizer.pt"] * 10 + ["config.json"] * 3
@@ -405,14 +407,13 @@ def test_single_bit_flips_are_caught_and_named(stateful, tmp_path, seed, capsys)
         status = main(["check", str(copy), "--base", str(base), "--levels", "bytes", "--quiet"])
         said = capsys.readouterr()
         assert status in (1, 2), (name, at)
-        assert _named(wide, name, at) in said.out + said.err, (name, at, said)
+        assert _named(job, name, at) in said.out + said.err, (name, at, said)
         (copy / name).write_bytes((wide / name).read_bytes())
     assert main(["check", str(copy), "--base", str(base), "--levels", "bytes", "--quiet"]) == 0
 
 
-def _named(wide, file, at):
+def _named(job, file, at):
     """The tensor whose bytes lie there, or the file where no tensor does."""
-    job = Job.from_json((wide / "mupscale.job.json").read_bytes())
     places = ((move.name, move.target) for move in job.moves)
     return next((name for name, p in places if p.file == file and p.offset <= at < p.end), file)
 

@@ -18,7 +18,6 @@ from mupscale.jobs.bytes import output_files
 from mupscale.jobs.bytes.durable import sync_file
 from mupscale.jobs.bytes.output_files import OutputFile, OutputFiles
 from mupscale.jobs.job import Job
-from mupscale.jobs.job_check import JOB
 from mupscale.jobs.journal.entries import BlockDone, Ended, Holds, lines, read_lines
 from mupscale.jobs.journal.journals import read_journals
 from mupscale.jobs.journal.writer import FileSink, JournalWriter, system
@@ -183,7 +182,7 @@ def test_a_process_that_dies_before_the_last_rename_leaves_what_is_read_again(
             raise KeyboardInterrupt
         rename(source, target)
 
-    for damage in (None, "block", "gone", JOB, "mupscale.json"):
+    for damage in (None, "block", "gone", "mupscale.json"):
         job = job_in(base, tmp_path / f"wide{damage}")
         with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
             patched.setattr(os, "rename", dies)
@@ -196,7 +195,7 @@ def test_a_process_that_dies_before_the_last_rename_leaves_what_is_read_again(
             flip(folder / block.move.target.file, block.offset + 5)
         elif damage is not None:
             flip(folder / damage, 100)
-        if damage in (JOB, "mupscale.json"):
+        if damage == "mupscale.json":
             refusal(partial_call(run_job, job), "job.directory_without_job", where=str(folder))
             assert not job.folder.exists()
         else:

@@ -204,8 +204,8 @@ def job_of(
 ) -> Job:
     """The job that writes what the record says, into `out`.
 
-    Shards are filled in the order of the plan, which a record that was read from a file has lost: its entries are sorted.
-    Such a record needs the job that wrote the result. Each tensor then goes into the file that it has there.
+    Shards are filled in the order of the plan, which a record of 0.2.0 has lost: its entries are sorted. It needs the job that wrote
+    the result, `like`. Each tensor then goes into the file that it has there.
     """
     directory = base.directory
     check_config(directory, about)

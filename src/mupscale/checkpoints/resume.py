@@ -1,24 +1,33 @@
-"""What the output path already holds: nothing, this job unfinished, or its result.
+"""What the output path already holds: nothing, this job unfinished, or its result, whose job can be made again.
 
 Knows what two growths must have in common, so that the second resumes the first. Writes nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from ..errors import Fault, MupscaleError, raise_faults
+from ..files.directory import CARD, CONFIG
+from ..files.opened import open_file
 from ..files.strict import printable, read_regular
-from ..jobs.digests import check_base
-from ..jobs.job import Job
-from ..jobs.job_check import sound_job
+from ..jobs.digests import check_sources
+from ..jobs.finished import about_of, has_job, job_digest, recorded_contents, recorded_sources, stored_job
+from ..jobs.job import Job, Text
+from ..jobs.job_check import JOB, sound_job
 from ..jobs.partial import working_job
+from ..runs.growth_record import NAME as ABOUT
 from ..runs.growth_record import read_about
 from ..storage.location import Location, Url, absolute
 from ..storage.looking import exists, same_place
 from .base import Base
-from .growth_job import check_config
+from .growth_job import check_config, job_of
 from .request import Request
+from .result.train_script import NAME as SCRIPT
 
 _LONGEST = 1 << 30  # bytes of a job; bounds what a foreign file can fill memory with
 
@@ -34,12 +43,50 @@ def is_done(base: Base, out: Location, request: Request) -> bool:
         if Request.from_json(about["request"]) != request:
             return False
         check_config(base.directory, about)
-        from ..jobs.verify_bytes import read_job
-
-        check_base(read_job(out, base.path))
+        check_sources(base.path, recorded_sources(out))
+        return _has_files(out)
     except MupscaleError:
-        return False  # of another base; the caller then refuses the occupied path
+        return (
+            False  # of another base, or a copy of the record alone; the caller then refuses the occupied path
+        )
+
+
+def _has_files(out: Location) -> bool:
+    """Whether the weights and their configuration are there, in the sizes that were written."""
+    held = recorded_contents(out)
+    for name, (size, _) in {**held.weights, CONFIG: held.small[CONFIG]}.items():
+        with open_file(out / name) as file:
+            if file.size != size:
+                return False
     return True
+
+
+def job_again(base: Base, out: Location, about: Mapping[str, Any]) -> Job:
+    """The job that wrote a finished directory, made again from its record and its base.
+
+    The record has its entries in the order of the plan, in which shards are filled. Records of 0.2.0 are sorted; the job that lies
+    next to them says where each tensor is. Words for people are those of the version that wrote them, by their digest.
+    """
+    like = None
+    if has_job(out):
+        like = stored_job(out)
+        if job_digest(like) != about.get("job"):
+            what = f"its digest is not the one in {ABOUT}"
+            raise_faults("this is another job", [Fault("job.other_digest", JOB, what)])
+    job = job_of(base, out, about_of(about), like=like)
+    return replace(job, texts=tuple(_as_written(text, out, about, like) for text in job.texts))
+
+
+def _as_written(text: Text, out: Location, about: Mapping[str, Any], like: Job | None) -> Text:
+    if text.name not in (CARD, SCRIPT):
+        return text
+    if like is not None:
+        return next((old for old in like.texts if old.name == text.name), text)
+    with suppress(MupscaleError, UnicodeDecodeError):
+        raw = read_regular(out / text.name, _LONGEST)
+        if [len(raw), hashlib.sha256(raw).hexdigest()] == about["small_files"].get(text.name):
+            return Text(text.name, raw.decode())
+    return text
 
 
 def begun(base: Base, out: Location, request: Request, architecture: str | None) -> Job | None:

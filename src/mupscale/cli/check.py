@@ -12,18 +12,16 @@ from typing import Any
 
 from ..checkpoints.about import KEYS
 from ..checkpoints.base import Base
-from ..checkpoints.growth_job import job_of, noise_record, wide_config
+from ..checkpoints.growth_job import noise_record, wide_config
 from ..checkpoints.request import Request
-from ..errors import Fault, MupscaleError, raise_faults
+from ..checkpoints.resume import job_again
+from ..errors import Fault, MupscaleError
 from ..families.loaded import check_memory, compare_models
 from ..families.process import plan_in_process
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
-from ..jobs.digests import job_digest
-from ..jobs.job import Job
-from ..jobs.job_check import JOB
 from ..jobs.progress import shown_progress
-from ..jobs.verify_bytes import check_alone, check_bytes, read_job
+from ..jobs.verify_bytes import check_alone, check_bytes
 from ..plans.plan import Plan
 from ..proofs.rounding import stored_tolerance
 from ..runs.growth_record import NAME, read_about
@@ -124,10 +122,7 @@ def _bytes(
     base: Base, wide: Location, about: dict[str, Any], workers: int, quiet: bool
 ) -> tuple[str, list[Fault]]:
     try:
-        # Entries that finishing the job added to its record are left out and computed again.
-        own = {key: value for key, value in about.items() if key not in ("job", "files")}
-        kept = {key: value for key, value in about["base"].items() if key in ("name", "config", "versions")}
-        job = job_of(base, wide, {**own, "base": kept}, like=_stored_job(base.directory, wide, about))
+        job = job_again(base, wide, about)
     except MupscaleError as error:
         return "the record of growth cannot be followed", list(error.faults) or [
             Fault(error.code, NAME, error.claim)
@@ -142,19 +137,6 @@ def _bytes(
     total = sum(file.size for file in job.files)
     said = f"{len(job.moves)} tensors and {len(job.carried) + len(job.texts)} other files, {total:,} bytes compared"
     return said, faults
-
-
-def _stored_job(directory: Directory, wide: Location, about: dict[str, Any]) -> Job:
-    """The job that lies next to the record and that the record names."""
-    try:
-        job = read_job(wide, directory.path)
-    except MupscaleError as error:
-        raise MupscaleError(error.claim, error.faults or [Fault(error.code, JOB, error.claim)]) from None
-    if job_digest(job) != about.get("job"):
-        raise_faults(
-            "this is another job", [Fault("job.other_digest", JOB, f"its digest is not the one in {NAME}")]
-        )
-    return job
 
 
 def _family(directory: Directory, about: dict[str, Any]) -> FamilyPlan:

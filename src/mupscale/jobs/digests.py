@@ -7,10 +7,8 @@ worker. Complete fingerprints are those of the bytes that were used. Knows nothi
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,14 +18,12 @@ import numpy as np
 from ..errors import Fault, MupscaleError
 from ..files.opened import LocalFile, open_file, stamp_of
 from ..files.places import OutFile
-from ..files.strict import os_errors, parse_json, printable, raise_few, read_regular, refuse_malformed
-from ..files.typed import named, text
-from ..runs.growth_record import NAME as ABOUT
+from ..files.strict import os_errors, printable, raise_few, read_regular
 from ..storage.location import Location, Url, absolute, location
 from ..storage.pages import RemoteFile
 from .bytes.base_reader import CHANGED, START_AGAIN
 from .bytes.blocks import Reader
-from .bytes.fingerprints import ALGORITHM, Sums, grain_sums
+from .bytes.fingerprints import Sums, grain_sums
 from .job import BLOCK_BYTES, BaseFile, Carried, Job, Move, Text
 from .job_check import check_job
 from .work_units import Stretch
@@ -35,8 +31,6 @@ from .work_units import Stretch
 _END = 1 << 20  # bytes at either end, compared before work starts; the whole file is fingerprinted later
 _READ = 4 << 20  # bytes read at a time
 _LARGEST_CARRIED = 1 << 30  # bytes; carried files are read whole into memory
-_LONGEST_RECORD = 1 << 30  # bytes; bounds what a damaged or foreign file can fill memory with
-_MOST_OBJECTS = 10_000_000  # of JSON; a record holds two plans, each with an object per tensor
 
 
 def make_job(
@@ -115,10 +109,15 @@ def _known_ends(file: RemoteFile) -> str:
 
 def check_base(job: Job) -> dict[str, str]:
     """Raise unless the base's files are those the job was made for; returns a stamp of each, its size and time of change for example."""
+    return check_sources(job.base, job.sources)
+
+
+def check_sources(base: Location, sources: Iterable[BaseFile]) -> dict[str, str]:
+    """The same, of these files."""
     faults, stamps = [], {}
-    for file in job.sources:
+    for file in sources:
         try:
-            found, stamps[file.name] = stamped_file(job.base, file.name)
+            found, stamps[file.name] = stamped_file(base, file.name)
         except MupscaleError as error:
             faults.append(
                 Fault(
@@ -177,43 +176,6 @@ def stretch_sums(reader: Reader, name: str, stretch: Stretch) -> Sums:
         reader.read_(name, stretch.offset + at, part)
         found.append(grain_sums(part, stretch.offset + at)[1])
     return np.concatenate(found)
-
-
-def published(job: Job) -> str:
-    """The job as the finished directory keeps it: without paths of this machine and without its block size."""
-    return replace(job, base=Path(), out=Path(), block_bytes=BLOCK_BYTES).to_json()
-
-
-def job_digest(job: Job) -> str:
-    """The digest of a job, as `mupscale.json` holds it."""
-    return hashlib.blake2b(published(job).encode(), digest_size=32).hexdigest()
-
-
-def about_text(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> str:
-    """The text of `mupscale.json`: the job's `about`, the digest of the job, of every base file and of every output file."""
-    known = job.about.get("base")
-    about = {
-        **job.about,
-        "base": {
-            **(known if isinstance(known, dict) else {}),
-            "files": {file.name: {"size": file.size, "digest": base[file.name]} for file in job.sources},
-            "digest": ALGORITHM,
-            "read": "once" if job.trust_base else "twice",
-        },
-        "files": {file.name: {"size": file.size, "digest": output[file.name]} for file in job.files},
-        "job": job_digest(job),
-    }
-    return json.dumps(about, indent=1, sort_keys=True) + "\n"
-
-
-def recorded(folder: Location, job: Job) -> tuple[dict[str, str], dict[str, str], str]:
-    """The fingerprints of base files and of output files that `mupscale.json` holds, and what its text should be with them."""
-    raw = read_regular(folder / ABOUT, _LONGEST_RECORD)
-    told = named(parse_json(raw, ABOUT, infinity=True, objects=_MOST_OBJECTS))
-    with refuse_malformed(f"{ABOUT} has no fingerprints of files", "job.record_without_fingerprints"):
-        base = {name: text(entry["digest"]) for name, entry in named(told["base"]["files"]).items()}
-        output = {file.name: text(told["files"][file.name]["digest"]) for file in job.files}
-        return base, output, about_text(job, base, output)
 
 
 def read_carried(folder: Location, name: str) -> bytes:

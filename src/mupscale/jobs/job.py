@@ -170,7 +170,7 @@ class Job:
         }
 
     def to_json(self) -> str:
-        return json.dumps(self.as_json(), indent=0, sort_keys=True, allow_nan=False)
+        return json.dumps(self.as_json(), indent=0, allow_nan=False)
 
     @staticmethod
     def from_json(raw: bytes) -> Job:

@@ -26,9 +26,10 @@ from ..runs.growth_record import NAME as ABOUT
 from ..storage.location import Location
 from .bytes.durable import sync_data, sync_file, sync_path
 from .bytes.output_files import write_all
-from .digests import about_text, published, read_carried, recorded
+from .digests import read_carried
+from .finished import about_text, is_complete, recorded
 from .job import Job, differences
-from .job_check import CONFIG, JOB, PARTIAL
+from .job_check import CONFIG, PARTIAL
 
 WORKING_JOB = "job.json"
 EARLIER = "norms-"
@@ -99,10 +100,10 @@ def carried_files(job: Job) -> Iterator[tuple[str, bytes]]:
 
 
 def text_files(job: Job, base: Mapping[str, str], output: Mapping[str, str]) -> list[tuple[str, bytes]]:
-    """The small files in the order in which they are written: the configuration, without which nothing loads, last."""
-    texts = [(text.name, text.content) for text in job.texts]
-    texts.append((ABOUT, about_text(job, base, output)))
-    return [(name, content.encode()) for name, content in sorted(texts, key=lambda text: text[0] == CONFIG)]
+    """The small files in the order in which they are written: the configuration, without which nothing loads, and last the
+    record, with which the output is complete."""
+    texts = sorted(((text.name, text.content) for text in job.texts), key=lambda text: text[0] == CONFIG)
+    return [(name, content.encode()) for name, content in (*texts, (ABOUT, about_text(job, base, output)))]
 
 
 def is_finished(job: Job) -> bool:
@@ -145,15 +146,6 @@ def folders(job: Job) -> list[str]:
     """The folders inside of the output that hold files of the job, at any depth, inner ones after outer ones."""
     names = [entry.name for part in (job.files, job.carried, job.texts) for entry in part]
     return sorted({str(above) for name in names for above in PurePosixPath(name).parents} - {"."})
-
-
-def is_complete(folder: Location, job: Job) -> bool:
-    """Whether `folder` holds the finished output of this very job: its job file is written last."""
-    try:
-        raw = read_regular(folder / JOB, _LONGEST_JOB)
-    except MupscaleError:
-        return False
-    return raw == published(job).encode()
 
 
 def _claim(job: Job, folder: Path, alone: bool) -> None:

@@ -33,13 +33,13 @@ from ..storage.uploads import (
 from .bytes.base_reader import BaseReader, encoded, encoded_sums
 from .bytes.blocks import MoveMaker, Reader, block_runs, block_sum, finite_moves, raw_bytes
 from .bytes.compiled_sums import expect
-from .digests import check_base, check_stamps, published, stretch_sums
+from .digests import check_base, check_stamps, stretch_sums
+from .finished import is_complete, published
 from .job import Job
-from .job_check import JOB
 from .journal.entries import BaseStamp, BlockDone, PartSent, StretchRead
 from .journal.journals import Journals, read_journals
 from .journal.writer import JournalWriter, StoreSink
-from .partial import carried_files, check_same_job, is_complete, text_files, working_job
+from .partial import carried_files, check_same_job, text_files, working_job
 from .progress import Count, Report
 from .same_base import base_fingerprints, output_fingerprints
 from .threads import in_threads
@@ -219,7 +219,7 @@ class _Upload:
                 journal.add(StretchRead(number, encoded_sums(sums)))
 
     def _publish(self, uploads: dict[str, str], state: _State) -> None:
-        """Everything is there: make it visible, the job's own file last, and clear up."""
+        """Everything is there: make it visible, the record last, and clear up."""
         job = self.job
         base = base_fingerprints(job, self.units, state.done)
         small = text_files(job, base, output_fingerprints(job, self.units, state.done.sums))
@@ -235,7 +235,7 @@ class _Upload:
                     f"{self.out / name} was not completed by the store; run the same command again",
                     code="store.upload_not_completed",
                 )
-        for name, raw in (*carried_files(job), *small, (JOB, published(job).encode())):
+        for name, raw in (*carried_files(job), *small):
             put(self.out / name, raw)
         self._clear()
 

@@ -1,4 +1,4 @@
-"""Compare the bytes of a finished directory with those that its job and its base determine.
+"""Compare the bytes of a finished directory with those that its job and its base determine, or with its own record.
 
 Every block is made again, noise included, and compared bit for bit, in the memory of a few blocks. Does not know
 models: whether the job itself is right is shown by other checks.
@@ -20,14 +20,15 @@ from ..files.opened import open_file
 from ..files.places import torch_dtype
 from ..files.strict import Reason, os_errors, printable, read_regular
 from ..runs.growth_record import NAME as ABOUT
-from ..storage.location import Location, absolute, location
+from ..storage.location import Location
 from ..storage.looking import names_in
 from .bytes.base_reader import BaseReader, encoded
 from .bytes.blocks import MoveMaker, Reader, block_runs, block_sum, raw_bytes
 from .bytes.compiled_sums import expect
-from .digests import about_text, check_base, published, recorded
+from .digests import check_base
+from .finished import Contents, about_text, contents_of, has_job, recorded_contents
 from .job import Job
-from .job_check import JOB, check_job, sound_job
+from .job_check import check_job
 from .journal.journals import Journals
 from .progress import Report
 from .publish.read_back import fingerprints_of, was_read
@@ -40,26 +41,14 @@ _LOADED = ("*.safetensors", "*.bin", "*.index.json", "adapter_*", "*.py", "*.pt"
 """Files that a loader would pick up, and that must therefore be this job's own."""
 
 
-def check_bytes(
-    job: Job | Location | str,
-    base: Location | str | None = None,
-    report: Report | None = None,
-    threads: int = 1,
-) -> list[Fault]:
-    """A fault per difference between a finished output and its job; none if every bit is right.
-
-    Pass the job, or the directory and the base it was made from: the directory holds its job. Threads share the work.
-    """
+def check_bytes(job: Job, report: Report | None = None, threads: int = 1) -> list[Fault]:
+    """A fault per difference between a finished output and its job; none if every bit is right. Threads share the work."""
     check_threads(threads)
     try:
-        if not isinstance(job, Job):
-            job = read_job(location(job), base)
-        elif base is not None:
-            job = replace(job, base=absolute(base))
         check_job(job)
         check_base(job)
     except MupscaleError as error:
-        return list(error.faults) or [Fault(error.code, JOB, error.claim)]
+        return list(error.faults) or [Fault(error.code, str(job.base), error.claim)]
     units = WorkUnits(
         replace(job, trust_base=True)
     )  # each byte of the base is read once, by the block that uses it
@@ -71,10 +60,11 @@ def check_bytes(
         base_sums = base_fingerprints(job, units, read)
     except MupscaleError as error:
         return list(error.faults) or [Fault(error.code, str(job.base), error.claim)]
+    output = output_fingerprints(job, units, made.sums)
+    held = contents_of(job, about_text(job, base_sums, output, early=has_job(job.out)), output)
     with Reader(job.out) as wide:
-        faults = [*_sizes(job), *_chunks(job, wide), *made.faults()]
-    texts = about_text(job, base_sums, output_fingerprints(job, units, made.sums))
-    return [*faults, *_small_files(job, texts), *_surplus(job)]
+        faults = [*_sizes(job.out, held), *_chunks(job, wide), *made.faults()]
+    return [*faults, *_small_files(job.out, held), *_surplus(job.out, held)]
 
 
 def check_alone(out: Location, report: Report | None = None, threads: int = 1) -> list[Fault]:
@@ -84,42 +74,31 @@ def check_alone(out: Location, report: Report | None = None, threads: int = 1) -
     """
     check_threads(threads)
     try:
-        job = replace(sound_job(read_regular(out / JOB, _LONGEST)), out=absolute(out))
-        _, stored, texts = recorded(out, job)
+        held = recorded_contents(out)
     except MupscaleError as error:
-        return list(error.faults) or [Fault(error.code, JOB, error.claim)]
-    faults = list(_sizes(job))
+        return list(error.faults) or [Fault(error.code, ABOUT, error.claim)]
+    faults = list(_sizes(out, held))
     short = {fault.where for fault in faults}
-    found = fingerprints_of(out, {file.name: file.size for file in job.files}, threads, report)
+    sizes = {name: size for name, (size, _) in held.weights.items()}
+    found = fingerprints_of(out, sizes, threads, report)
     faults += [
         Fault("job.bytes_differ", name, "its bytes are not those that were written")
         for name, value in found.items()
-        if value != stored[name] and name not in short
+        if value != held.weights[name][1] and name not in short
     ]
-    return [*faults, *_small_files(job, texts), *_surplus(job)]
+    return [*faults, *_small_files(out, held), *_surplus(out, held)]
 
 
-def read_job(out: Location, base: Location | str | None) -> Job:
-    """The job that wrote a finished directory, to be compared with a base."""
-    if base is None:
-        raise MupscaleError(
-            f"the base of {printable(str(out))} is not known; pass the base it was made from",
-            code="job.base_not_named",
-        )
-    stored = sound_job(read_regular(out / JOB, _LONGEST))
-    return replace(stored, base=absolute(base), out=absolute(out))
-
-
-def _sizes(job: Job) -> Iterator[Fault]:
-    for file in job.files:
+def _sizes(out: Location, held: Contents) -> Iterator[Fault]:
+    for name, (size, _) in held.weights.items():
         try:
-            with open_file(job.out / file.name) as found:
-                size = found.size
+            with open_file(out / name) as file:
+                found = file.size
         except MupscaleError as error:
-            yield Fault(error.code, file.name, error.claim)
+            yield Fault(error.code, name, error.claim)
             continue
-        if size != file.size:
-            yield Fault("job.other_file_size", file.name, f"{size} bytes, expected {file.size}")
+        if found != size:
+            yield Fault("job.other_file_size", name, f"{found} bytes, expected {size}")
 
 
 def _chunks(job: Job, wide: Reader) -> Iterator[Fault]:
@@ -194,40 +173,33 @@ def _difference(wide: Reader, block: Block, want: Tensor, maker: MoveMaker) -> R
     return Reason("job.tensor_differs", f"differs from what the base gives, first at entry {entry}")
 
 
-def _small_files(job: Job, about: str) -> Iterator[Fault]:
-    texts = {small.name: small.content.encode() for small in job.texts}
-    texts[ABOUT] = about.encode()
-    texts[JOB] = published(job).encode()
-    wanted = {name: (len(raw), hashlib.sha256(raw).hexdigest()) for name, raw in texts.items()}
-    wanted.update({file.name: (file.size, file.sha256) for file in job.carried})
-    for name, (size, digest) in wanted.items():
+def _small_files(out: Location, held: Contents) -> Iterator[Fault]:
+    for name, (size, digest) in held.small.items():
         try:
-            raw = read_regular(job.out / name, _LONGEST)
+            raw = read_regular(out / name, _LONGEST)
         except MupscaleError as error:
             yield Fault(error.code, name, error.claim)
             continue
         if len(raw) != size:
             yield Fault("job.other_file_size", name, f"{len(raw)} bytes, expected {size}")
         elif hashlib.sha256(raw).hexdigest() != digest:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(raw, texts.get(name, raw), strict=True)) if a != b), None
-            )
+            want = held.texts.get(name, raw)
+            at = next((i for i, (a, b) in enumerate(zip(raw, want, strict=True)) if a != b), None)
             yield Fault(
                 "job.small_file_differs", name, "differs" if at is None else f"differs, first at byte {at}"
             )
 
 
-def _surplus(job: Job) -> Iterator[Fault]:
+def _surplus(out: Location, held: Contents) -> Iterator[Fault]:
     """Files that the job did not write and that a loader would read."""
-    own = {entry.name for part in (job.files, job.carried, job.texts) for entry in part}
     try:
-        with os_errors(job.out):
-            names = names_in(job.out)
+        with os_errors(out):
+            names = names_in(out)
     except MupscaleError as error:
-        yield Fault(error.code, str(job.out), error.claim)
+        yield Fault(error.code, str(out), error.claim)
         return
     for name in names:
-        if name not in own and any(fnmatchcase(name, pattern) for pattern in _LOADED):
+        if name not in held.sizes and any(fnmatchcase(name, pattern) for pattern in _LOADED):
             yield Fault(
                 "job.surplus_file",
                 printable(name),

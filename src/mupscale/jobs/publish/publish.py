@@ -7,7 +7,7 @@ Workers write blocks into shared files, `x.partial`, and open them by that name.
    (`fresh_file.py`): what such an attempt writes goes to a file without a name.
 3. reads every other file from the disk and compares it with the fingerprints that its blocks had in memory and with its fixed
    bytes. One that is gone, has another length or differs in a bit is renewed as well.
-4. writes the small files, each read back, and the job's own file, which says that all of this is done.
+4. writes the small files, each read back, and last the record, which says that all of this is done.
 5. sees that every name still has the file that was read, unchanged, and renames the directory.
 
 For example, two workers share x and y. Worker 0 writes the first blocks of x and is stopped, say because its virtual machine
@@ -36,14 +36,13 @@ from pathlib import Path
 
 from ...runs.growth_record import NAME as ABOUT
 from ..bytes.durable import sync_path
-from ..digests import published
+from ..finished import is_complete
 from ..job import Job
-from ..job_check import JOB, PARTIAL
+from ..job_check import PARTIAL
 from ..partial import (
     WORKING_JOB,
     carried_files,
     folders,
-    is_complete,
     locked,
     partial,
     patience,
@@ -76,11 +75,12 @@ def publish(
                 return
             _close(job, folder)
             found = _right_files(job, units, folder, output, sums, fresh, threads)
-            for name, raw in chain(carried_files(job), text_files(job, base, output)):
+            *texts, (record, about) = text_files(job, base, output)
+            for name, raw in chain(carried_files(job), texts):
                 _write(folder / name, raw)
             for inner in ("", *folders(job)):
                 sync_path(folder / inner)
-            _write(folder / JOB, published(job).encode())
+            _write(folder / record, about)
             if all(state(folder / name) == was for name, was in found.items()):
                 _rename(job, folder)
                 return
@@ -135,7 +135,7 @@ def _write(path: Path, raw: bytes) -> None:
 
 def _rename(job: Job, folder: Path) -> None:
     """The last step: remove the files that only workers need, and rename the directory."""
-    kept = {entry.name for part in (job.files, job.carried, job.texts) for entry in part} | {ABOUT, JOB}
+    kept = {entry.name for part in (job.files, job.carried, job.texts) for entry in part} | {ABOUT}
     for inner in ("", *folders(job)):
         for path in (folder / inner).iterdir():
             if str(path.relative_to(folder)) not in {*kept, WORKING_JOB} and not path.is_dir():
