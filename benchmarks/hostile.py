@@ -1,7 +1,8 @@
 """Hostile inputs are refused, or read as what they are, soon and in little memory.
 
 Files of every kind that is read are changed at random, and some are bombs: small files that ask for endless work or
-memory. Each is read in a process of its own that may take 2 CPU seconds and 200 MB above the start of the call.
+memory. Each is read in a process of its own that may take 2 CPU seconds and 200 MB above the start of the call. Directories go
+through `mu.same` as well, as both of two checkpoints, in twice the time.
 
     python benchmarks/hostile.py [--inputs 2500] [--seed 0] [--quick] [--list]
 
@@ -43,7 +44,7 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import mupscale as mu
-from harness.limited import HANG, MEMORY, limited
+from harness.limited import CPU_SECONDS, HANG, MEMORY, limited
 from harness.oracle import expand_slowly
 from harness.program import Outcome, option, run
 from mupscale.checkpoints.shards import weight_moves
@@ -53,7 +54,7 @@ from mupscale.families.models import config_from as from_config
 from mupscale.files.dcp.chunks import chunk_place, read_value
 from mupscale.files.dcp.metadata import read_dcp
 from mupscale.files.directory import read_directory
-from mupscale.files.elsewhere import DCP_METADATA
+from mupscale.files.elsewhere import DCP_METADATA, MEGATRON_CONFIG, MEGATRON_FORMAT
 from mupscale.files.pickles.torch_file import read_tensor, read_tree
 from mupscale.files.pickles.torch_settings import read_settings
 from mupscale.files.places import Place
@@ -305,6 +306,16 @@ class Inputs:
         same = all(found[key] == self.states[key] for key in found if key in self.states)
         return "read" if same else WRONG
 
+    def compare(self, path: Path) -> str:
+        """What `mu.same` says of a checkpoint and itself, whatever that is; files that are part of one get the rest of it."""
+        if (path / "optimizer.pt").exists() and not (path / CONFIG).exists():
+            for name in (CONFIG, SINGLE):
+                shutil.copy(self.base / name, path)
+        if (path / "common.pt").exists():
+            (path / MEGATRON_CONFIG).write_text(json.dumps({MEGATRON_FORMAT: "torch_dist"}))
+        mu.same(path, path, profile="relaxed")
+        return "read"
+
 
 def _tensors_of(folder: Path, tree: Any, where: str = "") -> Iterator[tuple[str, list[Any]]]:
     """The entries of every tensor of a tree, by where it is."""
@@ -536,10 +547,11 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         inputs = Inputs(folder)
         cases = [(name, kind.change, kind.read) for name, kind in inputs.kinds.items()]
         todo = [*bombs(inputs), *(cases[number % len(cases)] for number in range(count))]
-        for number, (name, change, read) in enumerate(todo):
-            path = folder / "case"
-            change(path, random.Random(f"{chosen.seed} {number}"))
-            found = limited(quietly(read, path))
+        shutil.copytree(inputs.base, folder / "compared")
+        shutil.copy(folder / "optimizer.pt", folder / "compared")
+        inputs.compare(folder / "compared")  # imports what comparing needs
+        for number, name, read, path in made(todo, folder / "case", chosen.seed, inputs.compare):
+            found = limited(quietly(read, path), CPU_SECONDS * (2 if read == inputs.compare else 1))
             refused = str(found.value).startswith(REFUSALS)
             end = "refused" if refused else str(found.value)
             worst = (max(worst[0], found.seconds), max(worst[1], found.memory))
@@ -557,8 +569,6 @@ def measure(chosen: argparse.Namespace) -> Outcome:
             if end not in ("refused", "read"):
                 failed.append(f"input {number}, {name}: {end}")
             ends[name, end] += 1
-            for left in (path, folder / "case-wide", folder / "case-wide.partial"):
-                shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
         # Control: a pickle that is run makes the file, and a process that computes for ever or takes memory is seen.
         controls = [
             limited(lambda: pickle.loads(pickle.dumps(Evil(inputs.sentinel)))).done and inputs.sentinel.exists(),
@@ -581,6 +591,22 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         f"executed={tally['executed']} accepted_wrong={tally['wrong']} leaked={tally['leaked']} other={tally['other']}",
         failed,
     )
+
+
+def made(
+    todo: list[tuple[str, Input, Callable[[Path], str]]],
+    path: Path,
+    seed: int,
+    compare: Callable[[Path], str],
+) -> Iterator[tuple[int, str, Callable[[Path], str], Path]]:
+    """Every input in turn, with what reads it: its own reader, and `mu.same` where it is a directory."""
+    for number, (name, change, read) in enumerate(todo):
+        change(path, random.Random(f"{seed} {number}"))
+        yield number, name, read, path
+        if path.is_dir():
+            yield number, f"{name}, compared", compare, path
+        for left in (path, Path(f"{path}-wide"), Path(f"{path}-wide.partial")):
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 def quietly(read: Callable[[Path], str], path: Path) -> Callable[[], str]:

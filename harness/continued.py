@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from harness.megatron_files import Stored, rows
+
 STEPS = 3
 SIZES = {
     "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -30,6 +32,7 @@ class Job:
     model: Any
     optimizer: torch.optim.AdamW
     schedule: LambdaLR
+    steps: int = STEPS
 
 
 def trained(tied: bool = True, dtype: torch.dtype = torch.float32) -> Job:
@@ -62,7 +65,7 @@ def trainer(job: Job, folder: Path) -> Path:
     torch.save(job.optimizer.state_dict(), folder / "optimizer.pt")
     torch.save(job.schedule.state_dict(), folder / "scheduler.pt")
     torch.save({"cpu": torch.get_rng_state()}, folder / "rng_state.pth")
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": STEPS}))
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": job.steps}))
     return folder
 
 
@@ -74,20 +77,41 @@ def weights(job: Job, folder: Path) -> Path:
 
 def dcp(job: Job, folder: Path, flat: bool = False, model: nn.Module | None = None) -> Path:
     """What torch.distributed.checkpoint writes of one rank."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
     from torch.distributed.checkpoint.state_dict_saver import save
+
+    with warnings.catch_warnings(action="ignore"):
+        save(state_of(job, flat, model), checkpoint_id=folder)
+    return folder
+
+
+def state_of(job: Job, flat: bool = False, model: nn.Module | None = None) -> dict[str, Any]:
+    """What a job hands to torch.distributed.checkpoint."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     state = get_optimizer_state_dict(job.model, job.optimizer, options=options)
-    saved = {"model": (model or job.model).state_dict(), "optim": state, "step": STEPS}
-    with warnings.catch_warnings(action="ignore"):
-        save({**saved, "lr_scheduler": job.schedule.state_dict()}, checkpoint_id=folder)
-    return folder
+    saved = {"model": (model or job.model).state_dict(), "optim": state, "step": job.steps}
+    return {**saved, "lr_scheduler": job.schedule.state_dict()}
 
 
 def flat_dcp(job: Job, folder: Path) -> Path:
     """The same with groups tensor by tensor, as torchtitan saves them."""
     return dcp(job, folder, flat=True)
+
+
+def resharded(job: Job, folder: Path, ranks: int) -> Path:
+    """What torch.distributed.checkpoint writes of several ranks of FSDP2."""
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+    flat, _ = flatten_state_dict(state_of(job, flat=True))
+    folder.mkdir(parents=True)
+    held: dict[tuple[str, int | None], torch.Tensor] = {
+        (name, None): value for name, value in flat.items() if isinstance(value, torch.Tensor)
+    }
+    values = {name: value for name, value in flat.items() if not isinstance(value, torch.Tensor)}
+    Stored(ranks, rows).write(folder, held, values)
+    (folder / "metadata.json").unlink()
+    return folder
 
 
 def universal(job: Job, folder: Path) -> Path:
@@ -110,7 +134,7 @@ def universal(job: Job, folder: Path) -> Path:
                 torch.save({"cat_dim": 0, "param": tensor.clone()}, own / f"{key}.pt")
             torch.save(state["step"].clone(), own / "step.pt")
     torch.save({"param_groups": groups, "zero_stage": 2}, zero / "optimizer_state.pt")
-    told = {"param_shapes": shapes, "global_steps": STEPS, "lr_scheduler": job.schedule.state_dict()}
+    told = {"param_shapes": shapes, "global_steps": job.steps, "lr_scheduler": job.schedule.state_dict()}
     torch.save(told, zero.parent / "mp_rank_00_model_states.pt")
     (folder / "latest_universal").write_text(zero.parent.name)
     return folder
@@ -127,7 +151,7 @@ def lightning(job: Job, folder: Path) -> Path:
         "state_dict": {f"model.{name}": tensor for name, tensor in job.model.state_dict().items()},
         "optimizer_states": [state],
         "lr_schedulers": [job.schedule.state_dict()],
-        "global_step": STEPS,
+        "global_step": job.steps,
     }
     torch.save(tree, folder / "last.ckpt")
     return folder / "last.ckpt"

@@ -227,7 +227,12 @@ def measure_multiplied(row: Row) -> Figures:
         if row.kind.startswith("own "):
             run, make, plan, step_at = own_trial(row)
         else:
-            sizes = {**SIZES, "moe_intermediate_size": 24, **MIXTURES[row.kind], "tie_word_embeddings": row.tied}
+            sizes = {
+                **SIZES,
+                "moe_intermediate_size": 24,
+                **MIXTURES[row.kind],
+                "tie_word_embeddings": row.tied,
+            }
             tried = trial(row, sizes, optimizers, by="units")
             run, make, plan, step_at = tried.run, tried.make, tried.plan, tried.step
         certificate = mu.verify(run, make, step=step_at, plan=plan, steps=AFTER)
@@ -246,7 +251,13 @@ def measure_multiplied(row: Row) -> Figures:
         jump = loss_gap(base[0], step_at(awake, 0))
         for i in range(1, AFTER):
             step_at(awake, i)
-    return {"worst": certificate.worst, "c1": left, "kept": moved, "jump": jump, "parted": parted(awake, plan)}
+    return {
+        "worst": certificate.worst,
+        "c1": left,
+        "kept": moved,
+        "jump": jump,
+        "parted": parted(awake, plan),
+    }
 
 
 def parted(run: mu.Run, plan: Plan) -> float:

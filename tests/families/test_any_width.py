@@ -281,6 +281,26 @@ def test_a_stream_behind_layer_norm_grows_by_copies_in_a_plan_by_units():
     assert jump_of(family) < 1e-10
 
 
+ROUTERS = {
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "minimax_m2": ("MiniMaxM2", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", ROUTERS)
+def test_experts_and_routers_grow_by_units(model_type):
+    """Which axis of a stack of matrices is summed over is read from the calls of the loss, so the first trial passes."""
+    name, more = ROUTERS[model_type]
+    config = {**LLAMA, "model_type": model_type, "architectures": [f"{name}ForCausalLM"], **more}
+    family = prove(family_plan(config, 2, by="units"), steps=3)
+    mixed = "model.layers.1.mlp."
+    assert all(axis.padded for axis in family.plan[mixed + "experts.down_proj"].axes[1:])
+    assert family.plan[mixed + "experts.gate_up_proj"].axes[1].padded
+    assert family.plan[mixed + "gate.weight"].axes[1].padded
+    assert family.evidence.worst_step < 1e-11
+    assert jump_of(family) < 1e-10
+
+
 def test_units_words_blocks_together():
     family = prove(family_plan(LLAMA, "2", to="layers=3,after=0,vocab=+7", by="units"), steps=3)
     assert family.plan["model.layers.1.mlp.up_proj.weight"].wide_shape == (80, 64)

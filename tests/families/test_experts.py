@@ -336,9 +336,18 @@ def test_woken_experts_have_the_size_of_their_dense_layer_and_learn_from_the_sec
 ROUTED: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "DeepseekV3": {
-        **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
-        **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
-        **{"moe_intermediate_size": 24, "num_key_value_heads": 4},
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "moe_intermediate_size": 24,
+        "num_key_value_heads": 4,
     },
 }
 
@@ -360,11 +369,15 @@ def test_files_get_twice_the_experts_and_each_token_goes_to_twice_as_many(kind, 
     downs = dict(wide.named_parameters())["model.layers.1.mlp.experts.down_proj"]
     old = dict(base.named_parameters())["model.layers.1.mlp.experts.down_proj"]
     assert len(downs) == 2 * len(old)
-    plan = family_plan(json.loads((tmp_path / "base" / "config.json").read_text()), "experts=2", by="units").plan
+    plan = family_plan(
+        json.loads((tmp_path / "base" / "config.json").read_text()), "experts=2", by="units"
+    ).plan
     axis = plan["model.layers.1.mlp.experts.down_proj"].axes[0]
     for expert in range(len(old)):
         one, other = (i for i in range(axis.wide) if axis.source(i) == expert)
-        assert torch.equal(downs[one] + downs[other], 2 * old[expert]), "each entry goes whole to one of the copies"
+        assert torch.equal(downs[one] + downs[other], 2 * old[expert]), (
+            "each entry goes whole to one of the copies"
+        )
         assert not torch.equal(downs[one], downs[other])
 
 

@@ -4,7 +4,6 @@
 """
 
 import io
-import json
 import pickle
 import shutil
 import sys
@@ -21,24 +20,20 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
     ChunkStorageMetadata,
-    Metadata,
     MetadataIndex,
-    TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import mupscale as mu
 from harness.closeness import largest_gaps
+from harness.megatron_files import key_of
+from harness.megatron_files import torch_dist as write
 from harness.refusals import refused
 from mupscale.files.directory import read_directory
 
 WORDS, WIDTH, HEAD, LAYERS = 12, 8, 2, 2
-CUT = {"linear_qkv": 0, "linear_proj": 1, "linear_fc1": 0, "linear_fc2": 1, "word_embeddings": 0}
-"""The dimension along which ranks of tensor parallelism cut a weight."""
 
 
 class Attention(nn.Module):
@@ -111,9 +106,6 @@ def planned(base, wide):
 
 torch.manual_seed(0)
 PLAN = planned(WIDTH, 2 * WIDTH)
-SCHEDULE = {
-    "max_lr": 0.05, "min_lr": 0.01, "num_steps": 3, "lr_warmup_steps": 1, "start_wd": 0.1, "end_wd": 0.1,
-}  # fmt: skip
 
 
 def step(run, i):
@@ -139,110 +131,6 @@ def trained():
     for i in range(3):
         step(run, i)
     return run
-
-
-def key_of(name):
-    """The name under which Megatron stores a parameter, and its layer."""
-    for own, saved in (
-        ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
-        ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
-    ):
-        name = name.replace(own, saved)
-    parts = name.split(".")
-    return (name, None) if "layers" not in parts else (".".join(parts[:2] + parts[3:]), int(parts[2]))
-
-
-def pieces(name, tensor, ranks):
-    """(start, part, rank): gated units keep gate and up apart, so a rank has two pieces of them."""
-    dim = next((d for part, d in CUT.items() if f"{part}." in name and "layer_norm" not in name), None)
-    if ranks == 1 or dim is None or tensor.dim() <= dim:
-        yield [0] * tensor.dim(), tensor, 0
-        return
-    many = 2 * ranks if "linear_fc1" in name else ranks
-    for at, part in enumerate(tensor.chunk(many, dim)):
-        yield [at * part.shape[dim] if d == dim else 0 for d in range(tensor.dim())], part, at % ranks
-
-
-@dataclass
-class Stored:
-    """What goes into a directory: tensors by name and layer, and the files of its ranks."""
-
-    ranks: int
-
-    def write(self, folder, tensors, values):
-        files = [io.BytesIO() for _ in range(self.ranks)]
-        described: dict[str, Any] = {}
-        stored: dict[Any, Any] = {}
-        items: list[Any] = []
-
-        def put(index, rank, thing):
-            at = files[rank].tell()
-            torch.save(thing, raw := io.BytesIO())
-            files[rank].write(raw.getvalue())
-            stored[index] = _StorageInfo(f"__{rank}_0.distcp", at, files[rank].tell() - at)
-
-        for (name, layer), tensor in tensors.items():
-            first = [] if layer is None else [layer]
-            shape = torch.Size([LAYERS, *tensor.shape] if first else tensor.shape)
-            properties = TensorProperties(tensor.dtype)
-            entry = described.setdefault(name, TensorStorageMetadata(properties, shape, []))
-            for start, part, rank in pieces(name, tensor, self.ranks):
-                start, part = torch.Size(first + start), part[(None,) * len(first)].clone()
-                chunk = ChunkStorageMetadata(start, part.shape)
-                entry.chunks.append(chunk)
-                put(MetadataIndex(name, start), rank, part)
-                written = TensorWriteData(chunk, properties, shape)
-                items.append(WriteItem(MetadataIndex(name, start), WriteItemType.SHARD, tensor_data=written))
-        for name, value in values.items():
-            described[name] = BytesStorageMetadata()
-            put(MetadataIndex(name), 0, value)
-        metadata: Any = Metadata(described, None, stored)
-        metadata.all_local_plans = [SavePlan(items)]
-        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-        for rank, file in enumerate(files):
-            (folder / f"__{rank}_0.distcp").write_bytes(file.getvalue())
-        (folder / "metadata.json").write_text(
-            json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1})
-        )
-
-
-def write(folder, run, ranks=1, copies=None, dtype=torch.float32, change=None):
-    """What Megatron's `dist_checkpointing.save` writes for a run."""
-    folder.mkdir(parents=True)
-    tensors = {}
-    for name, parameter in run.model.named_parameters():
-        key, layer = key_of(name)
-        tensors[key, layer] = parameter.detach().to(dtype)
-        state = run.optimizer.state[parameter]
-        moments = {k: state[k] for k in ("exp_avg", "exp_avg_sq")} | (
-            {copies: parameter.detach()} if copies else {}
-        )
-        tensors |= {(f"optimizer.state.{k}.{key}", layer): value for k, value in moments.items()}
-    groups = []
-    for wd_mult, group in zip((1.0, 0.0), run.optimizer.state_dict()["param_groups"], strict=True):
-        own = {"wd_mult": wd_mult, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False}
-        own |= {"default_config": True, "max_lr": 0.05, "min_lr": 0.01}
-        groups.append({**{k: v for k, v in group.items() if k != "params"}, **own})
-    state = {"param_groups": groups, "state": {"common_step": torch.tensor(3.0)}}
-    if copies:
-        for group in groups:
-            group["step"] = 3.0
-        state = {"optimizer": {"param_groups": groups}, "param_state_sharding_type": "fully_reshardable"}
-    common = {
-        "optimizer": state,
-        "opt_param_scheduler": SCHEDULE,
-        "iteration": 3,
-        "args": Namespace(hidden_size=WIDTH),
-    }
-    values = {
-        "decoder.layers.mlp.linear_fc1._extra_state/shard_0_2": [None],
-        "rng_state/shard_0_1": [Namespace()],
-    }
-    if change is not None:
-        change(tensors, common)
-    Stored(ranks).write(folder, tensors, values)
-    torch.save(common, folder / "common.pt")
-    return folder
 
 
 @lru_cache(maxsize=2)

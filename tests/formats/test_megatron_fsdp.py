@@ -3,9 +3,7 @@
 `benchmarks/megatron_run.py --fsdp` does the same with the Megatron-FSDP of megatron-core itself.
 """
 
-from argparse import Namespace
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 import torch
@@ -14,66 +12,19 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import mupscale as mu
+from harness.megatron_files import META, MODEL, MOMENTS, STATE, halves
+from harness.megatron_files import fsdp_dtensor as write
 from harness.refusals import refused
 from tests.formats.test_megatron import (
     PLAN,
-    SCHEDULE,
     WIDTH,
     Model,
-    Stored,
     goes_on,
     loaded,
     planned,
     refuse,
     trained,
 )
-
-MODEL, STATE, META = (
-    "model.module.",
-    "optimizer.state.module.module.",
-    "optimizer.param_to_group_meta.module.module.",
-)
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-def halves(name, tensor):
-    """A tensor under the names that Megatron-FSDP stores it by: gate and up apart."""
-    if "linear_fc1" not in name or not tensor.dim():
-        return {name: tensor}
-    gate, up = tensor.chunk(2)
-    return {f"{name}_w": gate, f"{name}_v": up}
-
-
-def write(folder, run, ranks=1, change=None):
-    """What Megatron's training loop writes for a run in this format."""
-    folder.mkdir(parents=True)
-    tensors: dict[str, Any] = {}
-    values: dict[str, Any] = {}
-    groups = run.optimizer.state_dict()["param_groups"]
-    for group, saved in zip(run.optimizer.param_groups, groups, strict=True):
-        settings = {key: value for key, value in saved.items() if key != "params"}
-        own: dict[str, Any] = {
-            "wd_mult": float(group["weight_decay"] > 0),
-            "lr_mult": 1.0,
-            "is_expert_parallel": False,
-        }
-        own |= {"is_decoupled_lr": False, "default_config": True, "max_lr": 0.05, "min_lr": None}
-        for parameter in group["params"]:
-            name = next(n for n, p in run.model.named_parameters() if p is parameter)
-            values |= {f"{META}{name}.{key}": value for key, value in {**settings, **own}.items()}
-            tensors |= {MODEL + key: part for key, part in halves(name, parameter.detach()).items()}
-            state = run.optimizer.state[parameter]
-            for key in MOMENTS:
-                tensors |= {f"{STATE}{part}.{key}": t for part, t in halves(name, state[key]).items()}
-            for part in halves(name, parameter):
-                tensors[f"{STATE}{part}.step"] = state["step"]
-    values |= {f"opt_param_scheduler.{key}": value for key, value in SCHEDULE.items()}
-    values |= {"iteration": 3, "args": Namespace(hidden_size=WIDTH)}
-    if change is not None:
-        change(tensors, values)
-    Stored(ranks).write(folder, {(key, None): tensor for key, tensor in tensors.items()}, values)
-    (folder / "metadata.json").unlink()
-    return folder
 
 
 def read(folder, name, state=None):

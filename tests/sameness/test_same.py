@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file
 
 import mupscale as mu
-from harness import continued
+from harness import continued, planted
 from harness.refusals import refused
 from mupscale.cli.main import main
 
@@ -255,6 +255,34 @@ def test_what_cannot_be_told_is_not_called_the_same(saved, copy, tmp_path):
     assert codes(copy, again) == SAME
     one_moment(again)
     assert codes(copy, again) == ("different", {"same.moment_differs"}), "control"
+
+
+def test_names_and_layouts_of_torchtitan_and_megatron_are_read(tmp_path):
+    """Against stock names, and against each other; controls: what converters have got wrong is a difference.
+
+    `benchmarks/same.py` does the same with whole runs.
+    """
+    pairs = [*planted.every_two(tmp_path, planted.WEIGHTS, tied=False), *planted.misconverted(tmp_path)]
+    for pair in pairs:
+        found = mu.same(
+            pair.a, pair.b, profile=pair.profile, config=tmp_path / "Hugging Face" / "config.json"
+        )
+        assert {fault.code for fault in (*found.differences, *found.unknown)} == ({pair.code} - {""}), pair
+    assert sum(bool(pair.code) for pair in pairs) == 7
+
+
+def test_without_sizes_of_heads_layouts_are_not_guessed(tmp_path):
+    """Control: with a config.json they are the same; one without heads is refused."""
+    job = continued.trained(tied=False)
+    config = continued.weights(job, tmp_path / "hf") / "config.json"
+    one, other = (
+        planted.WEIGHTS[name](job, tmp_path / name) for name in ("dcp weights", "torchtitan weights")
+    )
+    assert codes(one, other) == ("cannot tell", {"same.heads_unknown", "same.no_name_fits"})
+    assert mu.same(one, other, config=config)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with refused("same.config_without_heads"):
+        mu.same(one, other, config=tmp_path)
 
 
 def test_wrong_profiles_are_refused(saved):

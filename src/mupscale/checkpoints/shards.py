@@ -27,7 +27,6 @@ from ..jobs.job import Job, Move, window
 from ..models.names import pattern_of
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
-from ..rules.axes import Axis
 from ..tensors.making import Making
 from .request import SHARD_BYTES
 

@@ -10,7 +10,7 @@ from ..sameness.same import reported
 
 def run(chosen: argparse.Namespace) -> int:
     with shown_progress("comparing", chosen.quiet) as report:
-        found = reported(chosen.a, chosen.b, chosen.profile, chosen.threads, report)
+        found = reported(chosen.a, chosen.b, chosen.profile, chosen.threads, report, chosen.config)
     print(found)
     chosen.found = found.json()
     return found.status

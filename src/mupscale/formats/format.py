@@ -1,7 +1,7 @@
-"""What a format says of itself, so that `mu.grow_checkpoint` finds it: its name, what it is on disk, and what grows it.
+"""What a format says of itself, so that `mu.grow_checkpoint` and `mu.same` find it: its name, what it is on disk, what grows and reads it.
 
-Every folder of this room has one, as `FORMAT` in its `__init__`. That file imports nothing heavy: what grows is imported when it is
-called. Such a checkpoint does not describe its model, so it grows by a plan that comes from its two ends.
+Every folder of this room has one, as `FORMAT` in its `__init__`. That file imports nothing heavy: what grows and reads is imported when it
+is called. Such a checkpoint does not describe its model, so it grows by a plan that comes from its two ends.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..noise.kinds import Noise, wrong_noise
 from ..plans.plan import Plan
 from ..rules.noise_defaults import DEFAULT_T
 from ..storage.location import Location
+from .snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Format:
     """Writes the wide checkpoint, and returns what was not carried, with reasons."""
     has_noise: bool = True
     """Whether noise can be added to its files."""
+    read: Callable[[Location], Snapshot] | None = None
+    """What `mu.same` compares; None for a format that it refuses."""
 
     def grown(
         self,

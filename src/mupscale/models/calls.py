@@ -63,6 +63,17 @@ class Call:
         """Its first floating output."""
         return next((t for t in self.outputs if t.is_floating_point()), None)
 
+    @property
+    def takes_expert(self) -> bool:
+        """Whether it takes what stands for one expert, or matrices from a stack of them, as `experts[i]` does."""
+        if self.name != "__getitem__" or not self.inputs or self.inputs[0] is not self.args[0]:
+            return False
+        stack = self.inputs[0]
+        return all(
+            out.shape == stack.shape[1:] or (stack.dim() > 2 and out.shape[-2:] == stack.shape[-2:])
+            for out in self.outputs
+        )
+
     def again(self, inputs: dict[int, Tensor]) -> Tensor | None:
         """The first floating output of the same call with some inputs replaced, by their position.
 
@@ -88,10 +99,13 @@ class Trace:
 
     @cached_property
     def batch(self) -> list[bool]:
-        """For every call, whether the batch is behind it: a tensor that neither the model nor a call made, or that the loss draws."""
+        """For every call, whether the batch is behind it: a tensor that neither the model nor a call made, or that the loss draws.
+
+        An expert that the batch chooses from a stack of matrices is one of the model's matrices still.
+        """
         found: list[bool] = []
         for call in self.calls:
-            known = zip(call.leaves, call.parents, strict=True)
+            known = list(zip(call.leaves, call.parents, strict=True))[: 1 if call.takes_expert else None]
             found.append(
                 call.drawn
                 or any(leaf is None and (parent is None or found[parent]) for leaf, parent in known)

@@ -62,18 +62,19 @@ def cut_for_waking(plan: Plan, base: nn.Module, wide: nn.Module, loss: Measured)
     as well. The wide model is written over.
     """
     trial = _Trial(base, wide, loss)
-    still: list[tuple[Plan, Sizes]] = []
+    still: list[tuple[bool, Plan, Sizes]] = []
     for tried in _plans(plan, trial):
-        if not _can_learn(tried) or trial.gap(tried) > _TOLERANCE:
+        stuck = _stuck(tried)
+        if (stuck and still) or trial.gap(tried) > _TOLERANCE:
             continue
-        if not (dead := trial.dead(tried)):
+        if not (dead := trial.dead(tried) | stuck):
             return tried, dead
-        still.append((tried, dead))
+        still.append((bool(stuck), tried, dead))
     if not still:
         error = NoPlanError("waking new units would change the loss", code="search.waking_moves_loss")
         error.sizes = _padded_sizes(plan)
         raise error
-    tried, dead = still[0]
+    _, tried, dead = min(still, key=lambda each: each[0])
     if all(after % before == 0 for before, after in dead):
         error = NoPlanError("new units would never get a gradient", code="search.new_units_never_learn")
         error.sizes = dead
@@ -146,9 +147,7 @@ class _Trial:
         What the loss does not reach in the base, an expert that no example chooses, does not count.
         """
         quiet = {(name, dim) for places in _places(plan).values() for name, dim in places}
-        quiet = {
-            place for place in quiet if len(plan[place[0]].axes) > 1 and self.is_reached(plan, place[0])
-        }
+        quiet = {place for place in quiet if len(plan[place[0]].axes) > 1 and self.is_reached(plan, place[0])}
         for _ in range(2 if quiet else 0):
             grads = self.loss(self.wide, lambda value: True).grads
             quiet = {
@@ -188,9 +187,11 @@ def with_split_stacks(plan: Plan, base: nn.Module, wide: nn.Module, loss: Measur
     """
     names: dict[str, list[str]] = {}
     for name, entry in plan.tensors.items():
-        if entry.kind == "parameter" and len(entry.axes) == 3 and pairing(entry) is None:
-            if entry.axes[0].k > 1 and entry.axes[0].role == "out" and not entry.axes[0].padded:
-                names.setdefault(pattern_of(name), []).append(name)
+        stack = entry.axes[0] if len(entry.axes) == 3 and entry.kind == "parameter" else None
+        if stack is None or pairing(entry) is not None:
+            continue
+        if stack.k > 1 and stack.role == "out" and not stack.padded:
+            names.setdefault(pattern_of(name), []).append(name)
     trial = _Trial(base, wide, loss, SplitNoise())
     for stacks in names.values():
         split = plan.with_tensors({name: plan[name].summed_over(0) for name in stacks})
@@ -262,11 +263,12 @@ def _turned(name: str, entry: TensorPlan, places: set[Place]) -> TensorPlan:
     return replace(entry, cut=tuple(sorted(cut)))
 
 
-def _can_learn(plan: Plan) -> bool:
-    """Whether every space that is written has a matrix whose zeros wake: zeros that meet only zeros never get a gradient."""
-    for places in _places(plan).values():
+def _stuck(plan: Plan) -> Sizes:
+    """The spaces that are written and of which no matrix has zeros that wake: zeros that meet only zeros never get a gradient."""
+    found = set()
+    for size, places in _places(plan).items():
         matrices = [(plan[name], dim) for name, dim in places if len(plan[name].axes) > 1]
         written = any(entry.axes[dim].role == "out" for entry, dim in matrices)
         if written and all(dim in entry.sleep.cut for entry, dim in matrices):
-            return False
-    return True
+            found.add(size)
+    return frozenset(found)

@@ -52,6 +52,8 @@ class DraftEntry:
     declared_fold: Scale | None = None
     """The fold that the user declared for it, if one was."""
     declared_role: bool = False
+    seen_roles: bool = False
+    """Whether its roles were read from a recorded call, and not from its module."""
     declared_layouts: frozenset[int] = frozenset()
     """The dimensions whose layout the user declared."""
     fills: Mapping[int, Fraction] = field(default_factory=dict)
@@ -71,6 +73,11 @@ class DraftEntry:
     def growing(self) -> list[int]:
         """The dimensions whose size differs."""
         return [d for d, (a, b) in enumerate(zip(self.base_shape, self.wide_shape, strict=True)) if a != b]
+
+    @property
+    def raw(self) -> bool:
+        """Whether its module says nothing about it."""
+        return self.roles is None or self.seen_roles
 
     def plan(self, ways: Ways) -> TensorPlan:
         """The frozen entry; raises if a layout does not fit the two sizes."""

@@ -268,7 +268,7 @@ def _found(
             plan, unlearned = cut_for_waking(plan, *pair, measured)
         except NoPlanError as error:
             if not declared.roles:
-                two = [entry for entry in made.open if len(entry.growing) == 2]
+                two = [made.entries[name] for name in found.assumed]
                 error.roles = {e.name: {e.growing[0]: "in", e.growing[1]: "out"} for e in two}
             error.centred = centred
             if ways.by == "units" or error.roles:

@@ -151,11 +151,9 @@ def layout_knobs(draft: Draft, everywhere: bool = False) -> Iterator[Knob]:
         found[entry.name] = counts
         for dim in entry.growing:
             if dim not in entry.layouts and entry.kind == "parameter":
-                role = (entry.roles or {}).get(dim, "open")
+                role = f"open {pattern_of(entry.name)}" if entry.raw else (entry.roles or {}).get(dim, "open")
                 owner = pattern_of(entry.name.rpartition(".")[0])
-                groups.setdefault(
-                    (owner, role if entry.roles else f"{role} {pattern_of(entry.name)}"), []
-                ).append((entry.name, dim))
+                groups.setdefault((owner, role), []).append((entry.name, dim))
     for (owner, role), axes in sorted(groups.items(), key=lambda group: _faces_stream(*group[0])):
         name, dim = axes[0]
         entry = draft.entries[name]
@@ -212,7 +210,7 @@ def paired_knobs(draft: Draft) -> Iterator[Knob]:
     for entry in draft.entries.values():
         owner = pattern_of(entry.name.rpartition(".")[0])
         sizes.setdefault(owner, set()).update(entry.base_shape[d] for d in entry.growing)
-        raw = entry.roles is None and entry.kind == "parameter" and not is_norm(entry.module[0])
+        raw = entry.raw and entry.kind == "parameter" and not is_norm(entry.module[0])
         for dim in entry.growing if raw else ():
             if dim not in entry.layouts and entry.base_shape[dim] % 2 == 0:
                 groups.setdefault((owner, entry.base_shape[dim]), []).append((entry.name, dim))

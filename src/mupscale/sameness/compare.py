@@ -15,13 +15,13 @@ import torch
 from ..errors import Fault
 from ..files.places import torch_dtype
 from ..files.strict import printable
+from ..formats.snapshot import UNNAMED, Filed, Heads, Snapshot
 from ..jobs.progress import Report
 from ..jobs.threads import in_threads
 from .names import Matched, matched
 from .other_values import compare_values
 from .profiles import STRICT, Profile
 from .report import Found, Same
-from .snapshot import UNNAMED, Filed, Snapshot
 from .tensors import Apart, Pages, apart, resemblance
 from .values import OTHER_SLOT, SLOTS, few
 
@@ -41,16 +41,18 @@ class Task:
 
 
 def compare(
-    a: Snapshot, b: Snapshot, profile: Profile, threads: int = 1, report: Report | None = None
+    a: Snapshot,
+    b: Snapshot,
+    profile: Profile,
+    threads: int = 1,
+    report: Report | None = None,
+    heads: Heads | None = None,
 ) -> Same:
     """Whether two snapshots continue the same run."""
-    both, found = matched(a, b), Found()
-    found.notes += both.notes
-    found.unknown += _unread(both)
-    if a.stacked != b.stacked:
-        what = "one of them holds the layers of a block in one tensor, the other one layer by layer"
-        found.unknown.append(Fault("same.layers_stacked", printable(str(b.path)), what))
-    elif (
+    both, found = matched(a, b, heads), Found()
+    found.notes += [*a.notes, *b.notes, *both.notes]
+    found.unknown += [*both.unknown, *_unread(both)]
+    if (
         2 * len(both.both) < min(len(one.weights.keys() | one.masters.keys()) for one in (both.a, both.b))
         or not both.both
     ):
@@ -200,7 +202,9 @@ def _measure(tasks: list[Task], profile: Profile, threads: int, report: Report |
         for number, task in enumerate(shapes):
             like = resemblance(task.a, task.b, pages) if number < _LOOKED_AT else ""
             what = f"shape {task.a.shape} in A, {task.b.shape} in B{'; ' if like else ''}{like}"
-            effect = "it cannot be loaded, or is read in another order"
+            effect = "it is of a model of another size, or it cannot be loaded"
+            if like:
+                effect = "it cannot be loaded, or its entries are taken for others"
             found.differences.append(Fault("same.shape_differs", printable(task.name), what, effect))
 
 

@@ -5,11 +5,13 @@ Only names and shapes decide here; that the tensors are equal is measured afterw
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
-from .snapshot import Filed, Snapshot, joined, plain_name
+from ..errors import Fault
+from ..formats.snapshot import Filed, Heads, Made, Snapshot, joined, plain_name
+from ..formats.spellings import MEGATRON, spelling_of, with_stock_names
 
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -17,6 +19,9 @@ FUSED = {
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 """Modules whose rows are those of others below each other, as Phi-3, ModernBERT and vLLM have them."""
+
+
+VOCABULARY = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
 
 
 @dataclass
@@ -27,6 +32,8 @@ class Matched:
     b: Snapshot
     notes: list[str] = field(default_factory=list)
     """What was taken for the same, in words."""
+    unknown: list[Fault] = field(default_factory=list)
+    """What keeps names from being matched."""
 
     @property
     def both(self) -> list[str]:
@@ -34,10 +41,12 @@ class Matched:
         return [n for n in _weights(self.a) if n in _weights(self.b)]
 
 
-def matched(a: Snapshot, b: Snapshot) -> Matched:
-    """Give two snapshots the same names."""
+def matched(a: Snapshot, b: Snapshot, heads: Heads | None = None) -> Matched:
+    """Give two snapshots the same names; `heads` are those of the model, where neither of them tells."""
     a, b = (one.renamed({name: plain_name(name) for name in _every(one)}) for one in (a, b))
     found = Matched(a, b)
+    _translate(found, heads)
+    a, b = found.a, found.b
     prefixes = [("", "")]
     prefixes += [(prefix, "") for prefix in _prefixes(_weights(a), _weights(b))]
     prefixes += [("", prefix) for prefix in _prefixes(_weights(b), _weights(a))]
@@ -50,6 +59,32 @@ def matched(a: Snapshot, b: Snapshot) -> Matched:
     _join_fused(found, "a", "b")
     _join_fused(found, "b", "a")
     return found
+
+
+def _translate(found: Matched, heads: Heads | None) -> None:
+    """Give stock names to both where they have those of two trainers, or one of them has those of a trainer."""
+    spellings = {}
+    for side in ("a", "b"):
+        own: Snapshot = getattr(found, side)
+        spelling, before = spelling_of(own) or (None, "")
+        spellings[side] = spelling
+        setattr(found, side, own.renamed({name: name.removeprefix(before) for name in _every(own)}))
+    if spellings["a"] is spellings["b"]:
+        return
+    told = heads or next((o.heads for o in (found.a, found.b) if o.heads and o.heads.kind), None)
+    told = told or found.a.heads or found.b.heads
+    for side, spelling in spellings.items():
+        if spelling is None:
+            continue
+        new = with_stock_names(getattr(found, side), spelling, told)
+        if isinstance(new, Fault):
+            found.unknown.append(new)
+            continue
+        setattr(found, side, new)
+        found.notes.append(f"names and rows of {side.upper()} are read as {spelling.trainer}'s")
+    for side, other in (("a", "b"), ("b", "a")):
+        if spellings[side] is MEGATRON:
+            _without_padding(found, side, other)
 
 
 def _every(one: Snapshot) -> set[str]:
@@ -73,44 +108,34 @@ def _prefixes(names: Iterable[str], others: Iterable[str]) -> list[str]:
 def _join_fused(found: Matched, split: str, fused: str) -> None:
     """Join the tensors of one snapshot that the other holds as one."""
     parts_of: Snapshot = getattr(found, split)
-    whole: Snapshot = getattr(found, fused)
-    names = _weights(whole).keys() - _weights(parts_of).keys()
-    done = 0
-    for name in sorted(names):
+    held = _weights(parts_of)
+    made = {}
+    for name in sorted(_weights(getattr(found, fused)).keys() - held.keys()):
         path, _, leaf = name.rpartition(".")
         above, _, module = path.rpartition(".")
-        parts = [f"{above}.{part}.{leaf}" for part in FUSED.get(module, ())]
-        if not parts or not all(part in _weights(parts_of) for part in parts):
-            continue
-        if _joined_into(parts_of, parts, name):
-            done += 1
-    if done:
+        how = Made(tuple(f"{above}.{part}.{leaf}" for part in FUSED.get(module, ())), joined)
+        if how.sources and how.of(held) is not None:
+            made[name] = how
+    if made:
+        setattr(found, split, parts_of.remade(made))
         found.notes.append(
-            f"{done} fused tensors of {fused.upper()} are compared with those of {split.upper()} joined"
+            f"{len(made)} fused tensors of {fused.upper()} are compared with those of {split.upper()} joined"
         )
 
 
-def _joined_into(one: Snapshot, parts: list[str], name: str) -> bool:
-    """Put the joined tensors of a snapshot in the place of their parts; settings and steps only where the parts agree."""
-    made = {}
-    for held in (one.weights, one.masters):
-        if all(part in held for part in parts):
-            whole = joined([held[part] for part in parts])
-            if whole is None:
-                return False
-            made[id(held)] = whole
-    for held in (one.weights, one.masters):
-        for part in parts:
-            held.pop(part, None)
-        if id(held) in made:
-            held[name] = made[id(held)]
-    states = [one.moments.pop(part, {}) for part in parts]
-    for slot in set.intersection(*map(set, states)):
-        if (whole := joined([state[slot] for state in states])) is not None:
-            one.moments.setdefault(name, {})[slot] = whole
-    held_values: tuple[dict[str, Any], ...] = (one.steps, one.settings)
-    for values in held_values:
-        own = [values.pop(part, None) for part in parts]
-        if own[0] is not None and all(value == own[0] for value in own):
-            values[name] = own[0]
-    return True
+def _first_rows(count: int, held: Sequence[Filed]) -> Filed:
+    return held[0].rows(0, count)
+
+
+def _without_padding(found: Matched, padded: str, plain: str) -> None:
+    """Leave out the rows that a trainer adds to a vocabulary so that ranks can divide it."""
+    own: Snapshot = getattr(found, padded)
+    ours, theirs = _weights(own), _weights(getattr(found, plain))
+    for name in VOCABULARY & ours.keys() & theirs.keys():
+        count = theirs[name].shape[0]
+        if ours[name].shape[1:] == theirs[name].shape[1:] and ours[name].shape[0] > count:
+            own = own.remade({name: Made((name,), partial(_first_rows, count))})
+            found.notes.append(
+                f"rows of {name} from {count} on, which only {padded.upper()} has, are taken as padding"
+            )
+    setattr(found, padded, own)

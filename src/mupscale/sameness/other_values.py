@@ -6,9 +6,9 @@ from typing import Any
 
 from ..errors import Fault
 from ..files.strict import printable
+from ..formats.snapshot import STEP, Filed, Snapshot, Unread
 from .profiles import STRICT, Profile
 from .report import Found
-from .snapshot import STEP, Filed, Snapshot, Unread
 from .tensors import Pages, apart
 from .values import CLASS, EFFECTS, HOW, NEEDED, OTHER_SETTING, alike, few
 
@@ -115,11 +115,10 @@ def _schedule(a: Snapshot, b: Snapshot, profile: Profile, found: Found) -> None:
 
 
 def _counters(a: Snapshot, b: Snapshot, profile: Profile, found: Found) -> None:
-    for key in dict.fromkeys([*a.counters, *b.counters]):
-        if key not in a.counters or key not in b.counters:
-            side = "A" if key in a.counters else "B"
-            found.notes.append(f"only {side} holds the value {printable(key)}")
-            continue
+    for side, ours, theirs in (("A", a.counters, b.counters), ("B", b.counters, a.counters)):
+        if alone := [key for key in ours if key not in theirs]:
+            found.notes.append(f"only {side} holds the value {printable(few(alone))}")
+    for key in (key for key in a.counters if key in b.counters):
         one, other = a.counters[key], b.counters[key]
         found.count("values")
         if alike(one, other, profile):

@@ -9,8 +9,9 @@ from ..jobs.progress import Report
 from ..jobs.threads import check_threads
 from ..storage.location import Location
 from .compare import compare
+from .grown import grown_pair
 from .profiles import profile_of
-from .readers.read import read_snapshot
+from .read import heads_at, read_snapshot
 from .report import Same
 
 
@@ -20,11 +21,13 @@ def same(
     *,
     profile: str = "strict",
     threads: int = 1,
+    config: Location | Path | str | None = None,
 ) -> Same:
     """Whether two checkpoints, of the same or of different formats, continue the same run: the result is true or false.
 
     Compared are weights, float32 copies, moments, step counts, settings of groups, schedule and random states, by name. Tensors
     are read in blocks, and nothing of a pickle is executed. `profile` is "strict" (bit for bit), "standard" or "relaxed".
+    `config` is the model's `config.json`, for names of Megatron or torchtitan where neither checkpoint tells the sizes of heads.
     The result lists what differs and what it does to training; what cannot be told is listed too, and makes it false.
 
     >>> import mupscale as mu, tempfile, torch
@@ -36,7 +39,7 @@ def same(
     >>> bool(resaved), changed.verdict, [fault.code for fault in changed.differences]
     (True, 'different', ['same.weight_differs'])
     """
-    return reported(a, b, profile, threads)
+    return reported(a, b, profile, threads, config=config)
 
 
 def reported(
@@ -45,12 +48,16 @@ def reported(
     profile: str,
     threads: int,
     report: Report | None = None,
+    config: Location | Path | str | None = None,
 ) -> Same:
     """The same with a callback for progress."""
     chosen = profile_of(profile)
     check_threads(threads)
     with system_errors():
-        return compare(read_snapshot(a), read_snapshot(b), chosen, threads, report)
+        heads = None if config is None else heads_at(config)
+        one, other = read_snapshot(a), read_snapshot(b)
+        found = grown_pair(one, other, chosen, threads, report)
+        return found if found is not None else compare(one, other, chosen, threads, report, heads)
 
 
 def assert_same_run(a: Location | Path | str, b: Location | Path | str, *, profile: str = "strict") -> None:

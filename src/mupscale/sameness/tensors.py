@@ -9,17 +9,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf, prod, sqrt
+from operator import add
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..files.places import torch_dtype
-from ..sharded.source import Source
+from ..formats.snapshot import Filed, Rows
+from ..sharded.source import FiledTensor, Source
 from ..storage.location import Location
+from ..tensors.parts import Rectangle
 from .profiles import SINGLE, Profile
-from .snapshot import Filed
 
-_BLOCK = 1 << 18  # entries that are compared at a time
+_READ = 1 << 21  # bytes of each tensor that are compared at a time
+_BLOCK = 1 << 18  # entries that are measured at a time, in float64
 _SMALL = 1 << 24  # entries; only of such tensors is it looked for how they differ
 
 
@@ -78,8 +82,30 @@ class Pages:
         if key not in self._rooms or self._rooms[key].numel() < count:
             self._rooms[key] = torch.empty(count, dtype=dtype, device="cpu")
         room = self._rooms[key][:count].view(shape)
-        self._source(stored.folder).read(stored.tensor, list(lows), room)
+        at, low, high = 0, lows[0] if lows else 0, lows[0] + shape[0] if lows else 1
+        for rows in stored.parts:
+            first, last = max(low, at), min(high, at + rows.count)
+            if first < last:
+                part = room[first - low : last - low] if lows else room
+                self._read_rows_(rows, first - at, lows[1:], part)
+            at += rows.count
         return room
+
+    def _read_rows_(self, rows: Rows, first: int, inner: tuple[int, ...], room: Tensor) -> None:
+        """Fill a tensor with rows of a stored one, from the `first` of them on."""
+        start = () if not room.dim() else (rows.start + first * rows.step, *inner)
+        into = room
+        if rows.step > 1:  # what lies between is read as well
+            into = room.new_empty(((len(room) - 1) * rows.step + 1, *room.shape[1:]))
+        source = self._source(rows.folder)
+        whole = Rectangle((0,) * len(rows.stored.shape), rows.stored.shape)
+        tensor = FiledTensor(rows.stored.dtype, rows.stored.shape, ((whole, rows.stored),))
+        if rows.layer is not None:
+            source.read(tensor, [rows.layer, *start], into[None])
+        else:
+            source.read(tensor, list(start), into)
+        if into is not room:
+            room.copy_(into[:: rows.step])
 
     def _source(self, folder: Location) -> Source:
         if str(folder) not in self._sources:
@@ -117,7 +143,7 @@ def apart(a: Filed, b: Filed, pages: Pages, profile: Profile, rounds: bool = Fal
     kinds = torch_dtype(a.dtype), torch_dtype(b.dtype)
     found.eps = max((torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), default=0.0)
     coarse = max(kinds, key=lambda kind: torch.finfo(kind).eps if kind.is_floating_point else 0.0)
-    for lows, shape in blocks(a.shape):
+    for lows, shape in blocks(a.shape, _READ // max(kind.itemsize for kind in kinds)):
         x, y = pages.read(a, lows, shape), pages.read(b, lows, shape, 1)
         if kinds[0] == kinds[1] and _equal_bytes(x, y):
             if not profile.bits:
@@ -125,7 +151,10 @@ def apart(a: Filed, b: Filed, pages: Pages, profile: Profile, rounds: bool = Fal
             continue
         if kinds[0] != kinds[1] and (rounds or not profile.bits):
             x, y = x.to(coarse), y.to(coarse)
-        _measure(found, x, y, lows, profile)
+        for start, part in blocks(shape):
+            inside = tuple(slice(low, low + many) for low, many in zip(start, part, strict=True))
+            at = tuple(map(add, lows, start))
+            _measure(found, x[inside], y[inside], at, profile)
         found.bits = found.bits or kinds[0] == kinds[1] or found.differing > 0
     return found
 
@@ -136,9 +165,9 @@ def _equal_bytes(x: Tensor, y: Tensor) -> bool:
     >>> _equal_bytes(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])), _equal_bytes(torch.ones(3), torch.ones(3))
     (False, True)
     """
-    ours, theirs = (t.reshape(-1).view(torch.uint8) for t in (x, y))
-    word = torch.int64 if ours.numel() % 8 == 0 else torch.uint8
-    return torch.equal(ours.view(word), theirs.view(word))
+    ours, theirs = (t.reshape(-1).view(torch.uint8).numpy() for t in (x, y))
+    word = np.int64 if ours.size % 8 == 0 else np.uint8
+    return np.array_equal(ours.view(word), theirs.view(word))
 
 
 def _measure(found: Apart, x: Tensor, y: Tensor, lows: tuple[int, ...], profile: Profile) -> None:

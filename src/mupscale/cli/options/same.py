@@ -28,6 +28,11 @@ def add_to(verbs: Any) -> None:
         default="strict",
         help="strict (bit for bit), standard (one unit in the last place) or relaxed (sums in another order) (default: %(default)s)",
     )
+    verb.add_argument(
+        "--config",
+        type=location,
+        help="the config.json of the model, for names of Megatron or torchtitan where neither checkpoint tells the sizes of heads",
+    )
     add_threads(verb, "threads that read and compare")
     verb.add_argument("--quiet", action="store_true", help="print no progress")
     verb.set_defaults(run=run)

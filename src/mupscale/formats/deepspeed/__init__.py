@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...storage.location import Location
 from ..format import Asked, Format
+from ..snapshot import Snapshot
 
 
 def _is_at(place: Location) -> bool:
@@ -18,4 +19,10 @@ def _grow(asked: Asked) -> dict[str, str]:
     return grow_universal_checkpoint(asked.base, asked.out, **asked.settings)
 
 
-FORMAT = Format("DeepSpeed", _is_at, _grow)
+def _read(place: Location) -> Snapshot:
+    from .snapshot import universal_snapshot
+
+    return universal_snapshot(place)
+
+
+FORMAT = Format("DeepSpeed", _is_at, _grow, read=_read)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...storage.location import Location
 from ..format import Asked, Format
+from ..snapshot import Snapshot
 
 
 def _is_at(place: Location) -> bool:
@@ -23,4 +24,10 @@ def _grow(asked: Asked) -> dict[str, str]:
     return {}
 
 
-FORMAT = Format("Lightning", _is_at, _grow)
+def _read(place: Location) -> Snapshot:
+    from .snapshot import lightning_snapshot
+
+    return lightning_snapshot(place)
+
+
+FORMAT = Format("Lightning", _is_at, _grow, read=_read)

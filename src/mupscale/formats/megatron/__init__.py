@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...files.elsewhere import megatron_faults
 from ...storage.location import Location
 from ..format import Asked, Format
+from ..snapshot import Snapshot
 
 
 def _is_at(place: Location) -> bool:
@@ -17,4 +18,10 @@ def _grow(asked: Asked) -> dict[str, str]:
     return grow_megatron_checkpoint(asked.base, asked.out, **asked.settings)
 
 
-FORMAT = Format("Megatron", _is_at, _grow)
+def _read(place: Location) -> Snapshot:
+    from .snapshot import megatron_snapshot
+
+    return megatron_snapshot(place)
+
+
+FORMAT = Format("Megatron", _is_at, _grow, read=_read)

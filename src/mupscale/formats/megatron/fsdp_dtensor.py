@@ -82,6 +82,14 @@ def is_fsdp_dtensor(path: Location | str) -> bool:
     return exists(folder / DCP_METADATA) and not exists(folder / MEGATRON_CONFIG)
 
 
+def is_of_fsdp(stored: DcpDirectory) -> bool:
+    """Whether a directory has entries that no other trainer writes: settings tensor by tensor, or layers of a wrapped GPTModel."""
+    model = _MODEL + "module."
+    return any(key.startswith(_META) for key in stored.values) or any(
+        key.startswith(model) and "decoder.layers." in key for key in stored.tensors
+    )
+
+
 def read_fsdp_dtensor(path: Location | str) -> FsdpDtensor:
     """Read everything about a checkpoint except its tensors and the settings of its groups."""
     tag = iteration_of(location(path))

@@ -86,6 +86,16 @@ def groups_of(told: FsdpDtensor) -> tuple[list[dict[str, Any]], list[list[str]]]
     return groups, members
 
 
+def with_rates(group: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """A group with the rates that it takes from the schedule where it has none of its own.
+
+    >>> with_rates({"min_lr": None, "eps": 1e-8}, {"max_lr": 0.1, "min_lr": 0.01})
+    {'min_lr': 0.01, 'eps': 1e-08, 'max_lr': 0.1}
+    """
+    rates = {key: _setting(key, group, schedule) for key in _RATES}
+    return {**group, **{key: rate for key, rate in rates.items() if rate is not None}}
+
+
 def settings_of_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The settings that the optimizer itself has, group by group."""
     return [{key: value for key, value in group.items() if key not in _OWN} for group in groups]
@@ -99,10 +109,17 @@ def members_of(
         return names, []
     if all(NAMES in group for group in groups):
         return [list(map(str, group[NAMES])) for group in groups], []
-    trained = [n for n, entry in plan.tensors.items() if entry.kind == "parameter" and entry.trainable]
+    trained = {n: len(e.axes) for n, e in plan.tensors.items() if e.kind == "parameter" and e.trainable}
+    return default_members(groups, trained)
+
+
+def default_members(
+    groups: Sequence[Mapping[str, Any]], dims: Mapping[str, int]
+) -> tuple[list[list[str]], list[Fault]]:
+    """The names of the tensors of every group by Megatron's own rule, which asks how many dimensions they have."""
     if len(groups) == 1:
-        return [trained], []
-    marks = [group["wd_mult"] for group in groups]
+        return [[*dims]], []
+    marks = [group.get("wd_mult") for group in groups]
     if sorted(map(bool, marks)) != [False, True]:
         what = f"{len(groups)} groups with wd_mult {marks}; Megatron makes two, one of them with 0"
         return [], [
@@ -113,8 +130,8 @@ def members_of(
                 "say which tensors they hold with names=[[...], ...]",
             )
         ]
-    bare = {name for name in trained if len(plan[name].axes) == 1 or name.endswith(".bias")}
-    return [[name for name in trained if (name in bare) != bool(mark)] for mark in marks], []
+    bare = {name for name, many in dims.items() if many == 1 or name.endswith(".bias")}
+    return [[name for name in dims if (name in bare) != bool(mark)] for mark in marks], []
 
 
 def warming(schedule: Mapping[str, Any]) -> dict[str, str]:

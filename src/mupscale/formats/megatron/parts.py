@@ -104,6 +104,17 @@ def spellings(name: str) -> list[str]:
     return [name, *(name.replace(own, saved) for own, saved in _NORMS.items() if own in name)]
 
 
+def plain_spelling(name: str) -> str:
+    """A name as plain norms have it.
+
+    >>> plain_spelling("layers.0.self_attention.linear_qkv.layer_norm_weight")
+    'layers.0.input_layernorm.weight'
+    """
+    for own, saved in _NORMS.items():
+        name = name.replace(saved, own)
+    return name
+
+
 def _spot(name: str, told: TorchDist) -> Spot | None:
     for spelling in spellings(name):
         if spelling in told.stored.tensors:

@@ -361,7 +361,7 @@ class _Walk:
             elif parent is not None and parent not in seen:
                 seen.add(parent)
                 made = self.trace.calls[parent]
-                pending += [(made, j) for j in range(len(made.inputs))]
+                pending += [(made, j) for j in range(len(made.inputs)) if self.trace.weight(made, j)]
         return found
 
     def origins(self, index: int) -> frozenset[Place]:
@@ -412,8 +412,17 @@ class _Walk:
                     for i, parent in enumerate(call.parents)
                     if parent is not None
                     and not self.trace.weight(call, i)
+                    and self._keeps_channels(call, i)
                     and (not weights or call.inputs[i].is_floating_point())
                 ]
+
+    def _keeps_channels(self, call: Call, position: int) -> bool:
+        """Whether the last axis of an input is that of the output: of a product and of attention, that of the values alone."""
+        value = {"scaled_dot_product_attention": 2, "matmul": 1, "__matmul__": 1, "bmm": 1}.get(call.name)
+        if value is None or len(call.args) <= value:
+            return True
+        carried = next((i for i, given in enumerate(call.inputs) if given is call.args[value]), position)
+        return carried == position or self.trace.weight(call, carried)
 
 
 def _returns_its_input(call: Call) -> bool:

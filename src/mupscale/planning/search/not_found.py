@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from types import MappingProxyType
 
 from torch import Tensor
 
 from ...errors import Fault, NotExact
+from ...models.names import pattern_of
 from ...rules.scale import ONE
 from ..draft import Draft
 from ..facts.modules import leaking_pads
@@ -54,9 +56,20 @@ def not_found(made: Draft, tried: int, ended: bool, nearest: TrialOutcome) -> No
                 )
             )
     error = NoPlanError("no exact plan was found for these two models", faults)
-    if nearest.deviation is not None:
+    if nearest.trial is not None and nearest.score[0] == inf:
+        error.sizes = _read_by(nearest.trial, nearest.where)
+    elif nearest.deviation is not None:
         error.sizes = sizes_at_fault(nearest.deviation)
     return error
+
+
+def _read_by(trial: Draft, patterns: Sequence[str]) -> Sizes:
+    """The sizes with zeros that tensors of these patterns read: where a gradient is wrong, new units are not silent."""
+    entries = [entry for entry in trial.entries.values() if pattern_of(entry.name) in patterns]
+    reads = [
+        (e, d) for e in entries for d in e.growing if (e.roles or {}).get(d) == "in" and trial.padded(e, d)
+    ]
+    return frozenset((e.base_shape[d], e.wide_shape[d]) for e, d in reads)
 
 
 def mean_not_written(sizes: Sizes) -> NoPlanError:

@@ -36,7 +36,7 @@ from ..knobs import Knob, Setting
 from .choices import Choice, Choices, assumed_roles
 from .not_found import Sizes, mean_not_written, not_found
 from .propose import Proposals
-from .shown import shown_layouts
+from .shown import shown_layouts, with_shown_roles
 from .trials import TrialOutcome, Trials
 
 _LOG = logging.getLogger("mupscale")
@@ -75,6 +75,8 @@ class Found:
     """What holds in train and in eval mode; empty where only one was asked for."""
     unlearned: Sizes = frozenset()
     """Sizes whose new units get no gradient when they wake."""
+    assumed: tuple[str, ...] = ()
+    """Raw matrices of which no call shows which axis is read."""
 
 
 @dataclass
@@ -118,6 +120,8 @@ class _Search:
     def __init__(self, made: Draft, base: nn.Module, wide: nn.Module, loss: Loss, seconds: float) -> None:
         raise_faults("these two models cannot be planned", list(unpaddable(made)))
         self.trials = Trials(made, base, wide, loss)
+        if made.ways.pads:  # who reads and writes a space with zeros must be known before the first trial
+            made = with_shown_roles(made, self.trials.trace)
         found = streams(made, self.trials.trace)
         if found.closed:
             raise mean_not_written(found.closed)
@@ -144,7 +148,10 @@ class _Search:
                 _LOG.info("exact plan found after %d trials", len(self.tried))
                 trial = outcome.trial or self.made
                 powers = {name: dict(entry.fills) for name, entry in trial.entries.items() if entry.fills}
-                return Found(plan, len(self.tried), identity.worst[1], outcome.gap, unreached, powers)
+                assumed = tuple(entry.name for entry in self.made.open if len(entry.growing) == 2)
+                return Found(
+                    plan, len(self.tried), identity.worst[1], outcome.gap, unreached, powers, assumed=assumed
+                )
         if self.nearest.error is not None:
             raise self.nearest.error  # no hypothesis could be built, so this error is the answer
         raise not_found(self.made, len(self.tried), self._over(), self.nearest)

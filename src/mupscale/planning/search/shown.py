@@ -24,7 +24,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ...models.calls import Call, Trace
-from ...rules.axes import Layout
+from ...rules.axes import Layout, Role
 from ...rules.products import Factor, Ways
 from ..draft import Draft, DraftEntry
 from ..knobs import Setting
@@ -46,6 +46,11 @@ _RESHAPES = frozenset(
 _PARTS = frozenset(
     ["chunk", "split", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split", "narrow", "glu"]
 )
+_VIEWS = frozenset(["select", "index_select", "unbind", "contiguous", "clone", "to", "type"])
+"""Functions that take matrices out of a stack, or return what they get."""
+_TURNS = frozenset(["t", "T", "mT", "transpose"])
+_PRODUCTS = frozenset(["matmul", "__matmul__", "mm", "bmm"])
+_SUMS = frozenset(["add", "__add__", "__radd__", "__iadd__", "add_"])
 _JOINS = frozenset(["cat", "concat", "concatenate"])
 _DEEP = 8
 """Splits inside of splits that are followed."""
@@ -66,6 +71,77 @@ Segments = list[list[Part]]
 """What a space consists of, one behind the other, each a product of factors, outer to inner."""
 Atom = tuple[int, int]
 """The two sizes of a factor."""
+
+
+def with_shown_roles(draft: Draft, trace: Trace) -> Draft:
+    """The draft whose raw matrices know which of their axes is read, where every call that takes them is a product.
+
+    Biases of experts are known too, where they are added.
+
+    `F.linear(x, w)` reads the last axis of `w` and writes the one before it, `x @ w` the other way round. So does an
+    expert, which is one matrix of a stack:
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from mupscale.models.calls import traced
+    >>> from mupscale.planning.draft import draft
+    >>> class Experts(nn.Module):
+    ...     def __init__(self, n: int) -> None:
+    ...         super().__init__()
+    ...         self.up, self.down = nn.Parameter(torch.ones(3, 4, n)), nn.Parameter(torch.ones(3, 4, n))
+    ...
+    ...     def forward(self, x: torch.Tensor) -> torch.Tensor:
+    ...         return nn.functional.linear(x @ self.up[2], self.down[2])
+    >>> base, x = Experts(5), torch.ones(2, 4)
+    >>> found = with_shown_roles(draft(base, Experts(10), Ways("units"), None)[0], traced(base, lambda: base(x))[1])
+    >>> {name: entry.roles for name, entry in found.entries.items()}
+    {'up': {2: 'out'}, 'down': {2: 'in'}}
+    """
+    seen: dict[str, set[tuple[Role, ...] | None]] = {}
+    views: dict[int, tuple[str, bool]] = {}
+    opened = {entry.name for entry in draft.open if entry.kind == "parameter" and len(entry.base_shape) > 1}
+    for call in trace.calls:
+        for position, given in enumerate(call.inputs):
+            leaf = call.leaves[position]
+            name, turned = (
+                (draft.planned(leaf), False) if leaf is not None else views.get(id(given), ("", False))
+            )
+            if name not in opened:
+                continue
+            turns = turned ^ (call.name in _TURNS)
+            same = given.shape[-2:][::-1] if call.name in _TURNS else given.shape[-2:]
+            taken = call.takes_expert and position == 0
+            if taken or (
+                call.name in _VIEWS | _TURNS and all(out.shape[-2:] == same for out in call.outputs)
+            ):
+                views |= {id(out): (name, turns) for out in call.outputs}
+            else:
+                seen.setdefault(name, set()).add(_shown_roles(call, position, turned))
+    changes = {}
+    for name, (roles, *others) in seen.items():
+        entry = draft.entries[name]
+        if roles is not None and not others:
+            # Axes before those of the product are stacked copies of the matrix.
+            first = len(entry.base_shape) - len(roles)
+            every: dict[int, Role] = dict.fromkeys(range(first), "out")
+            every |= enumerate(roles, first)
+            known = {dim: every[dim] for dim in entry.growing}
+            changes[name] = replace(entry, roles=known, seen_roles=True)
+    return draft.with_entries(changes)
+
+
+def _shown_roles(call: Call, position: int, turned: bool) -> tuple[Role, ...] | None:
+    """The roles of the last axes of a tensor in a product with a matrix, or where a bias is added; None for other uses."""
+    given = call.inputs[position]
+    if given.dim() == 1:
+        return ("out",) if call.name in _SUMS or (call.name == "linear" and position == 2) else None
+    if position != 1 or len(call.inputs) > 3:
+        return None
+    if call.name == "linear":
+        return ("in", "out") if turned else ("out", "in")
+    if call.name in _PRODUCTS:
+        return ("out", "in") if turned else ("in", "out")
+    return None
 
 
 def shown_layouts(draft: Draft, base: Trace, wide: Trace) -> Setting | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import Fault
-from ...files.pickles.torch_file import read_tensor
-from ...files.places import Place
-from ...files.strict import printable
-from ...storage.location import Location
-from ..snapshot import UNNAMED, Filed, Snapshot
+from ..errors import Fault
+from ..files.pickles.torch_file import read_tensor
+from ..files.places import Place
+from ..files.strict import printable
+from ..storage.location import Location
+from .snapshot import UNNAMED, Filed, Snapshot
 
 
 def positional(

@@ -9,19 +9,19 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...checkpoints.state.trainer_state import trainer_order
-from ...errors import Fault, MupscaleError
-from ...files.directory import OPTIMIZER, Directory, read_directory
-from ...files.elsewhere import is_universal
-from ...files.opened import open_file
-from ...files.pickles.torch_file import read_tree
-from ...files.pickles.torch_settings import read_settings
-from ...files.strict import parse_json, printable, read_regular
-from ...optimizers.read import parts
-from ...storage.location import Location
-from ..snapshot import STEP, Filed, Snapshot, flat
-from .others import add_universal
-from .positions import positional
+from ..checkpoints.state.trainer_state import trainer_order
+from ..errors import Fault, MupscaleError
+from ..files.directory import OPTIMIZER, Directory, read_directory
+from ..files.elsewhere import is_universal
+from ..files.opened import open_file
+from ..files.pickles.torch_file import read_tree
+from ..files.pickles.torch_settings import read_settings
+from ..files.strict import parse_json, printable, read_regular
+from ..formats.deepspeed.snapshot import add_universal
+from ..formats.positions import positional
+from ..formats.snapshot import STEP, Filed, Snapshot, flat, heads_in
+from ..optimizers.read import parts
+from ..storage.location import Location
 
 _STATE, _SCHEDULE, _SCALER, _RANDOM = "trainer_state.json", "scheduler.pt", "scaler.pt", "rng_state"
 _BLOCK = 1 << 20
@@ -30,7 +30,9 @@ _BLOCK = 1 << 20
 def directory_snapshot(path: Location) -> Snapshot:
     """What a Hugging Face directory holds."""
     directory = read_directory(path)
-    found = Snapshot(path, "Hugging Face directory")
+    found = Snapshot(
+        path, "Hugging Face directory", config=directory.config, heads=heads_in(directory.config)
+    )
     found.weights = {name: Filed.of(path, place) for name, place in directory.tensors.items()}
     if is_universal(path):
         add_universal(found, weights=False)
@@ -64,7 +66,7 @@ def _named(
     stored = [list(map(str, group.get("param_names", ()))) for group in groups]
     if [len(of) for of in stored] == sizes:
         return stored
-    from ...families.models import config_from, model_class, on_meta
+    from ..families.models import config_from, model_class, on_meta
 
     try:
         config = config_from(directory.config)
