@@ -98,10 +98,14 @@ WEIGHTS: dict[str, Write] = {
 """Formats of the weights alone."""
 
 
-def honest(folder: Path) -> Iterator[Pair]:
-    """Pairs that continue the same run: every two formats, bf16 with float32 copies, and a chain of conversions."""
-    yield from every_two(folder / "runs", RUNS)
-    yield from every_two(folder / "Megatron", MEGATRON)
+def honest(folder: Path, runs: bool = True) -> Iterator[Pair]:
+    """Pairs that continue the same run: every two formats, bf16 with float32 copies, and a chain of conversions.
+
+    Without `runs`, of the formats that hold weights alone.
+    """
+    if runs:
+        yield from every_two(folder / "runs", RUNS)
+        yield from every_two(folder / "Megatron", MEGATRON)
     yield from every_two(folder / "weights", WEIGHTS, tied=False)
     yield from _rounded(folder)
     yield from _converted(folder)

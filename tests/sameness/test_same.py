@@ -285,6 +285,41 @@ def test_without_sizes_of_heads_layouts_are_not_guessed(tmp_path):
         mu.same(one, other, config=tmp_path)
 
 
+def test_with_a_batch_loss_gradients_and_a_step_are_measured(saved, copy, tmp_path):
+    """Equal runs give equal numbers; what a fault does to them is in its size. Control: steps counted anew move the step alone."""
+    batch = tmp_path / "batch.json"
+    batch.write_text(json.dumps({"input_ids": [[1, 5, 7, 9, 11, 3]]}))
+    found = mu.same(
+        saved["universal"], saved["dcp"], batch=batch, config=saved["trainer"] / "config.json"
+    ).measured
+    assert found["loss of A"] == found["loss of B"] > 1
+    assert found["gradients apart by"] == found["one step apart by"] == 0
+    step_reset(copy)
+    odd = mu.same(saved["trainer"], copy, batch=batch).measured
+    assert odd["loss of A"] == odd["loss of B"]
+    assert odd["gradients apart by"] == 0
+    assert odd["one step apart by"] > 0.1
+    one_bit(copy)
+    own = mu.same(
+        copy,
+        saved["trainer"],
+        model=lambda: continued.trained().model,
+        loss=lambda model: model.get_parameter("model.layers.1.mlp.up_proj.weight")[3, 5],
+    )
+    assert own.measured["loss of A"] != own.measured["loss of B"]
+    report = tmp_path / "same.json"
+    assert main(["same", str(saved["trainer"]), str(copy), "--batch", str(batch), "--json", str(report)]) == 1
+    assert json.loads(report.read_text())["measured"]["one step apart by"] > 0.1
+
+
+def test_what_cannot_be_run_is_noted(saved, tmp_path):
+    found = mu.same(saved["universal"], saved["dcp"], batch={"input_ids": torch.ones(1, 3, dtype=torch.long)})
+    assert found
+    assert not found.measured
+    with refused("argument.batch_or_loss"):
+        mu.same(saved["dcp"], saved["dcp"], model=lambda: torch.nn.Linear(1, 1))
+
+
 def test_wrong_profiles_are_refused(saved):
     with refused("argument.unknown_profile"):
         mu.same(saved["dcp"], saved["dcp"], profile="loose")

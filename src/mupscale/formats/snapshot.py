@@ -130,7 +130,9 @@ def heads_in(config: Mapping[str, Any]) -> Heads | None:
     if not isinstance(queries, int) or not isinstance(keys, int) or queries < 1 or keys < 1 or queries % keys:
         return None
     size = config.get("head_dim") or (hidden // queries if isinstance(hidden, int) else None)
-    return Heads(size, queries, keys, str(config.get("model_type", ""))) if isinstance(size, int) else None
+    if not isinstance(size, int) or size < 1:
+        return None
+    return Heads(size, queries, keys, str(config.get("model_type", "")))
 
 
 @dataclass(frozen=True)

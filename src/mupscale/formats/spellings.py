@@ -134,9 +134,10 @@ TORCHTITAN = Spelling(
 def spelling_of(one: Snapshot) -> tuple[Spelling, str] | None:
     """Whose names a snapshot has, and what stands before them; None for stock names and for unknown ones."""
     for spelling in (MEGATRON, TORCHTITAN):
-        for name in one.names:
-            if f".{name}".endswith(f".{spelling.mark}"):
-                return spelling, name.removesuffix(spelling.mark)
+        marked = (name for name in one.names if f".{name}".endswith(f".{spelling.mark}"))
+        for before in (name.removesuffix(spelling.mark) for name in marked):
+            if any(name.startswith(before + spelling.layers) for name in one.names):
+                return spelling, before
     return None
 
 

@@ -5,23 +5,25 @@ Knows: what a run consists of, and which difference is one. Reads tensors throug
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from threading import Lock
+from typing import Any
 
 import torch
 
 from ..errors import Fault
 from ..files.places import torch_dtype
 from ..files.strict import printable
-from ..formats.snapshot import UNNAMED, Filed, Heads, Snapshot
+from ..formats.snapshot import UNNAMED, Filed, Snapshot, heads_in
 from ..jobs.progress import Report
 from ..jobs.threads import in_threads
 from .names import Matched, matched
 from .other_values import compare_values
 from .profiles import STRICT, Profile
 from .report import Found, Same
+from .stepped import Ways, side_by_side
 from .tensors import Apart, Pages, apart, resemblance
 from .values import OTHER_SLOT, SLOTS, few
 
@@ -46,10 +48,11 @@ def compare(
     profile: Profile,
     threads: int = 1,
     report: Report | None = None,
-    heads: Heads | None = None,
+    config: Mapping[str, Any] | None = None,
+    ways: Ways | None = None,
 ) -> Same:
-    """Whether two snapshots continue the same run."""
-    both, found = matched(a, b, heads), Found()
+    """Whether two snapshots continue the same run. `config` is the model's, where neither of them has one."""
+    both, found = matched(a, b, None if config is None else heads_in(config)), Found()
     found.notes += [*a.notes, *b.notes, *both.notes]
     found.unknown += [*both.unknown, *_unread(both)]
     if (
@@ -65,6 +68,9 @@ def compare(
         tasks = [*_weights(both, profile, found), *_moments(both, found)]
         _measure(tasks, profile, threads, report, found)
         compare_values(both.a, both.b, profile, found)
+        if ways is not None:
+            found.measured, notes = side_by_side(both, ways, config or a.config or b.config)
+            found.notes += notes
     return Same(
         str(a.path),
         str(b.path),
@@ -74,6 +80,7 @@ def compare(
         tuple(found.differences),
         tuple(found.unknown),
         tuple(dict.fromkeys(found.notes)),
+        found.measured,
     )
 
 

@@ -63,12 +63,8 @@ def matched(a: Snapshot, b: Snapshot, heads: Heads | None = None) -> Matched:
 
 def _translate(found: Matched, heads: Heads | None) -> None:
     """Give stock names to both where they have those of two trainers, or one of them has those of a trainer."""
-    spellings = {}
-    for side in ("a", "b"):
-        own: Snapshot = getattr(found, side)
-        spelling, before = spelling_of(own) or (None, "")
-        spellings[side] = spelling
-        setattr(found, side, own.renamed({name: name.removeprefix(before) for name in _every(own)}))
+    known = {side: spelling_of(getattr(found, side)) or (None, "") for side in ("a", "b")}
+    spellings = {side: spelling for side, (spelling, _) in known.items()}
     if spellings["a"] is spellings["b"]:
         return
     told = heads or next((o.heads for o in (found.a, found.b) if o.heads and o.heads.kind), None)
@@ -76,7 +72,9 @@ def _translate(found: Matched, heads: Heads | None) -> None:
     for side, spelling in spellings.items():
         if spelling is None:
             continue
-        new = with_stock_names(getattr(found, side), spelling, told)
+        own, before = getattr(found, side), known[side][1]
+        plain = own.renamed({name: name.removeprefix(before) for name in _every(own)})
+        new = with_stock_names(plain, spelling, told)
         if isinstance(new, Fault):
             found.unknown.append(new)
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ..errors import Fault, MupscaleError
 from ..files.dcp.metadata import read_dcp
@@ -10,7 +11,7 @@ from ..files.directory import CONFIG
 from ..files.elsewhere import DCP_METADATA
 from ..files.strict import os_errors, parse_json, printable, read_regular
 from ..formats.format import format_at
-from ..formats.snapshot import Heads, Snapshot, heads_in
+from ..formats.snapshot import Snapshot, heads_in
 from ..storage.location import Location, location
 from ..storage.looking import exists
 
@@ -48,15 +49,14 @@ def read_snapshot(path: Location | str) -> Snapshot:
     return directory_snapshot(place)
 
 
-def heads_at(path: Location | Path | str) -> Heads:
-    """The heads of a `config.json`, or of the one in a folder."""
+def config_at(path: Location | Path | str) -> dict[str, Any]:
+    """A `config.json` that tells the heads of its model, or the one in a folder."""
     place = location(path)
     with os_errors(place):
         file = place / CONFIG if exists(place / CONFIG) else place
         told = parse_json(read_regular(file), CONFIG)
-    heads = heads_in(told) if isinstance(told, dict) else None
-    if heads is None:
+    if not isinstance(told, dict) or heads_in(told) is None:
         what = "it does not tell how many heads the model has, and of what size"
         fault = Fault("same.config_without_heads", printable(str(file)), what, "name another config.json")
         raise MupscaleError("these checkpoints cannot be compared", [fault])
-    return heads
+    return told

@@ -20,6 +20,7 @@ class Found:
     differences: list[Fault] = field(default_factory=list)
     unknown: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
 
     def count(self, what: str, many: int = 1) -> None:
         self.compared[what] = self.compared.get(what, 0) + many
@@ -44,6 +45,8 @@ class Same:
     """What could not be compared."""
     notes: tuple[str, ...] = ()
     """What differs or was assumed without an effect on training."""
+    measured: dict[str, float] = field(default_factory=dict)
+    """With a batch: the losses of both, and how far gradients and one step are apart, relative to their size."""
 
     def __bool__(self) -> bool:
         return not self.differences and not self.unknown
@@ -73,6 +76,7 @@ class Same:
             "differences": plain(self.differences),
             "unknown": plain(self.unknown),
             "notes": list(self.notes),
+            "measured": self.measured,
         }
 
     def __str__(self) -> str:
@@ -91,5 +95,7 @@ class Same:
                     yield f"  {fault.remedy}"
             if len(faults) > _SHOWN:
                 yield f"{head}: {len(faults) - _SHOWN} more"
+        if self.measured:
+            yield "measured: " + ", ".join(f"{what} {value:.6g}" for what, value in self.measured.items())
         yield from (f"note: {note}" for note in self.notes)
         yield f"verdict: {self.verdict}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from torch import Tensor, nn
 
 from ..files.strict import system_errors
 from ..jobs.progress import Report
@@ -11,8 +14,9 @@ from ..storage.location import Location
 from .compare import compare
 from .grown import grown_pair
 from .profiles import profile_of
-from .read import heads_at, read_snapshot
+from .read import config_at, read_snapshot
 from .report import Same
+from .stepped import Ways
 
 
 def same(
@@ -22,12 +26,17 @@ def same(
     profile: str = "strict",
     threads: int = 1,
     config: Location | Path | str | None = None,
+    batch: Mapping[str, Tensor] | Path | str | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    loss: Callable[[nn.Module], Tensor] | None = None,
 ) -> Same:
     """Whether two checkpoints, of the same or of different formats, continue the same run: the result is true or false.
 
     Compared are weights, float32 copies, moments, step counts, settings of groups, schedule and random states, by name. Tensors
     are read in blocks, and nothing of a pickle is executed. `profile` is "strict" (bit for bit), "standard" or "relaxed".
     `config` is the model's `config.json`, for names of Megatron or torchtitan where neither checkpoint tells the sizes of heads.
+    With a `batch`, inputs by name or a file of them, the stock model is run with the weights of both: the losses, and how far gradients
+    and one step of the optimizer are apart, are in `measured`. `model` builds one of your own, and `loss` takes the place of the batch.
     The result lists what differs and what it does to training; what cannot be told is listed too, and makes it false.
 
     >>> import mupscale as mu, tempfile, torch
@@ -39,7 +48,7 @@ def same(
     >>> bool(resaved), changed.verdict, [fault.code for fault in changed.differences]
     (True, 'different', ['same.weight_differs'])
     """
-    return reported(a, b, profile, threads, config=config)
+    return reported(a, b, profile, threads, config=config, ways=Ways.of(batch, model, loss))
 
 
 def reported(
@@ -49,15 +58,16 @@ def reported(
     threads: int,
     report: Report | None = None,
     config: Location | Path | str | None = None,
+    ways: Ways | None = None,
 ) -> Same:
     """The same with a callback for progress."""
     chosen = profile_of(profile)
     check_threads(threads)
     with system_errors():
-        heads = None if config is None else heads_at(config)
+        told = None if config is None else config_at(config)
         one, other = read_snapshot(a), read_snapshot(b)
         found = grown_pair(one, other, chosen, threads, report)
-        return found if found is not None else compare(one, other, chosen, threads, report, heads)
+        return found if found is not None else compare(one, other, chosen, threads, report, told, ways)
 
 
 def assert_same_run(a: Location | Path | str, b: Location | Path | str, *, profile: str = "strict") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from .verb import add_threads, add_verb, check_threads, location
@@ -32,6 +33,11 @@ def add_to(verbs: Any) -> None:
         "--config",
         type=location,
         help="the config.json of the model, for names of Megatron or torchtitan where neither checkpoint tells the sizes of heads",
+    )
+    verb.add_argument(
+        "--batch",
+        type=Path,
+        help="inputs by name, as JSON or safetensors: the stock model is run with both, for loss, gradients and one step of Adam",
     )
     add_threads(verb, "threads that read and compare")
     verb.add_argument("--quiet", action="store_true", help="print no progress")
