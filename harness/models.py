@@ -278,7 +278,11 @@ class Case:
 
     @cached_property
     def plan(self) -> mu.Plan:
-        given: dict[str, Any] = {"loss": self.loss, "by": self.by, "roles": dict(self.roles)}
+        given: dict[str, Any] = {
+            "loss": self.loss,
+            "by": self.by,
+            "declared": mu.Declared(roles=dict(self.roles)),
+        }
         return mu.plans.plan_between(self.make, self.base, self.wide, **given)
 
 

@@ -107,7 +107,7 @@ class Family:
     layouts: Mapping[str, Any] = field(default_factory=dict)
 
     def plan(self, base: int, wide: int) -> mu.Plan:
-        return mu.plans.plan_between(self.make, base, wide, layouts=dict(self.layouts))
+        return mu.plans.plan_between(self.make, base, wide, declared=mu.Declared(layouts=dict(self.layouts)))
 
     def fresh(self, reference: int, width: int, seed: int) -> tuple[nn.Module, mu.Plan]:
         """A model initialised under μP from its sizes at the reference."""

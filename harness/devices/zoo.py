@@ -53,9 +53,9 @@ def hash_of(name: str, device: Device) -> str:
             return entry.objective(model, batch)
         return entry.criterion(model(*batch[: entry.inputs]), *batch[entry.inputs :])
 
-    declarations: dict[str, Any] = entry.judgement.declarations
+    declared = mu.Declared(**entry.judgement.declarations)
     with torch.device(device):  # some models make their positions and masks without saying where
-        return mu.infer_plan(model, entry.grown, loss=loss, **declarations).hash
+        return mu.infer_plan(model, entry.grown, loss=loss, declared=declared).hash
 
 
 for entry_name in MODELS:

@@ -38,7 +38,10 @@ def planned(
     entry: Entry, run: mu.Run, declarations: Mapping[str, Any], loss: bool, fresh: bool = False
 ) -> mu.Plan:
     """A plan with declarations, proved by the loss if one is asked for; from new models if `fresh`, else from the run's."""
-    options = {**declarations, "loss": entry.loss if loss else None}
+    options: dict[str, Any] = {
+        "declared": mu.Declared(**declarations),
+        "loss": entry.loss if loss else None,
+    }
     if fresh:
         return mu.plans.plan_between(entry.make, entry.base, entry.wide, **options)
     return mu.infer_plan(run.model, entry.grown, **options)

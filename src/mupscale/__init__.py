@@ -31,6 +31,7 @@ if _typing.TYPE_CHECKING:
     from .noise.kinds import PairedNoise as PairedNoise
     from .noise.kinds import SignalNoise as SignalNoise
     from .noise.kinds import SplitNoise as SplitNoise
+    from .planning.declare import Declared as Declared
     from .planning.infer import infer_plan as infer_plan
     from .plans.plan import Plan as Plan
     from .runs.run import Run as Run

@@ -145,3 +145,14 @@ def test_a_record_alone_is_not_taken_for_the_result(base, results, tmp_path, cap
         shutil.copy(results[2] / name, tmp_path / "other")
     assert main(["grow", str(base), str(tmp_path / "other"), *again]) == 2
     assert "[job.output_not_empty]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("base", [False], indirect=True, ids=["untied"])
+def test_copies_of_a_result_by_new_units_are_refused_with_the_way_that_works(base, tmp_path, capsys):
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    assert main(["upscale", str(base), first, "-k", "2", "--quiet"]) == 0
+    assert main(["grow", first, second, "-k", "2", "--quiet"]) == 2
+    refused = capsys.readouterr().err
+    assert "[layout.not_aligned]" in refused
+    assert "[growth.units_compose]" in refused
+    assert main(["grow", first, second, "-k", "2", "--by", "units", "--quiet"]) == 0

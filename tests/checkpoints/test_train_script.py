@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -141,7 +142,7 @@ def test_a_masked_model_has_a_script_and_the_loss_of_labels(tmp_path, bert):
     assert "mask_token_id" in (tmp_path / "wide" / "train.py").read_text()
 
 
-def test_a_classifier_of_images_is_measured_and_trained_by_one_file(tmp_path, capsys):
+def test_a_classifier_of_images_is_measured_and_trained_by_one_file(tmp_path, capsys, monkeypatch):
     torch.manual_seed(0)
     config = transformers.ViTConfig(
         hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4,
@@ -150,10 +151,14 @@ def test_a_classifier_of_images_is_measured_and_trained_by_one_file(tmp_path, ca
     base, wide, images = tmp_path / "base", tmp_path / "wide", tmp_path / "images.safetensors"
     transformers.ViTForImageClassification(config).save_pretrained(base)
     labels = torch.arange(60) % 3
-    save_file({"pixel_values": torch.randn(60, 3, 8, 8) + labels.view(-1, 1, 1, 1), "labels": labels}, images)
+    pixels = torch.randn(60, 3, 8, 8) + labels.view(-1, 1, 1, 1)
     command = ["upscale", str(base), str(wide), "-k", "2", "--by", "copies", "--noise", "auto", "--quiet"]
     assert main(command) == 2, "control: without a batch nothing can be measured"
-    assert "[data.batch_needed]" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "[data.batch_needed]" in refused
+    (line,) = re.findall(r"save_file\(.*?\.safetensors\"\)", refused)
+    monkeypatch.chdir(tmp_path)
+    eval(line, {"save_file": save_file, "images": pixels, "labels": labels})
     assert main([*command, "--inputs", str(images)]) == 0
     assert "the loss goes from" in capsys.readouterr().out
     script = [sys.executable, str(wide / "train.py"), "--data", str(images), "--steps", "6", "--lr", "3e-3"]

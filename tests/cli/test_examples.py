@@ -1,6 +1,7 @@
-"""Every example in the help of the verbs that grow, check, show and diagnose does what it says, in a folder that has what the example names."""
+"""Every example in the help of the verbs that grow, check, compare, cost and diagnose does what it says, in a folder that has what the example names."""
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ _ELSEWHERE = {
     "--device cuda": "a device",
     "/scratch": "a disk",
     "--hidden 96": "a base of such sizes",
+    "proxy.py": "a model of one's own",
+    "./dcp": "a checkpoint of another format",
 }
 """What a test may not have: such examples are only parsed."""
 Lines = dict[str, list[str]]
@@ -42,10 +45,12 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("verb", ["grow", "upscale", "check", "demo", "doctor"])
+@pytest.mark.parametrize("verb", ["grow", "upscale", "check", "same", "cost", "demo", "doctor"])
 def test_examples_of_a_verb_run(verb, room):
     if verb == "check":
         assert main(shlex.split("grow ./base ./wide -k 2 --quiet")) == 0
+    for name in ("before", "after") if verb == "same" else ():
+        shutil.copytree("base", name)
     for line in examples()[verb]:
         if any(part in line for part in _ELSEWHERE):
             continue

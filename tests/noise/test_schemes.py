@@ -67,7 +67,7 @@ SIGNAL: dict[str, Any] = {
 def test_signal_noise_has_t_times_the_spectral_norm_of_the_widened_weight(kind: str):
     make, n, wide_n, name, declared = SIGNAL[kind]
     base = seeded(make, n).float()
-    plan = mu.plans.plan_between(make, n, wide_n, **declared)
+    plan = mu.plans.plan_between(make, n, wide_n, declared=mu.Declared(**declared))
     wide, weights, deltas = grown(base, lambda: make(wide_n), mu.SignalNoise(T), plan)
     pairs = zip(*(as_matrices(x[name], kind == "experts") for x in (weights, deltas)), strict=True)
     ratios = [top(delta) / top(weight) for weight, delta in pairs]
@@ -79,7 +79,7 @@ def test_signal_noise_has_t_times_the_spectral_norm_of_the_widened_weight(kind: 
 
 def test_one_spectral_norm_for_all_experts_would_be_seen():
     base = seeded(Experts, 64).float()
-    plan = mu.plans.plan_between(Experts, 64, 128, roles={"w": {1: "out", 2: "in"}})
+    plan = mu.plans.plan_between(Experts, 64, 128, declared=mu.Declared(roles={"w": {1: "out", 2: "in"}}))
     _, weights, deltas = grown(base, lambda: Experts(128), mu.MupNoise(0.1), plan)
     ratios = [top(d) / top(w) for w, d in zip(weights["w"], deltas["w"], strict=True)]
     assert max(ratios) / min(ratios) > 10, "control: one σ̄ for three experts"
@@ -208,7 +208,7 @@ def test_paired_noise_moves_weights_and_no_output(kind: str):
 def test_paired_noise_moves_no_output_of_a_block_layout():
     make = lambda n: nn.Sequential(nn.Linear(5, 12 * n // 4), nn.Tanh(), nn.Linear(12 * n // 4, 3))  # noqa: E731
     layouts = {"0.*": {0: 4}, "2.weight": {1: 4}}
-    plan = mu.plans.plan_between(make, 4, 12, layouts=layouts)
+    plan = mu.plans.plan_between(make, 4, 12, declared=mu.Declared(layouts=layouts))
     assert str(plan["2.weight"].axes[1]) == "in: 3x3 * 4"
     base, x = seeded(make, 4), data(50, 5)
     wide, _, deltas = grown(base, lambda: make(12), mu.PairedNoise(0.5), plan)

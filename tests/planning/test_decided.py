@@ -45,7 +45,7 @@ def test_what_modules_decide_is_exact_in_outputs_and_gradients(name: str):
     make, x = DECIDED[name]
     torch.manual_seed(0)
     base: Any = make(4).double()
-    plan = mu.plans.plan_between(make, 4, 8, layouts=LAYOUTS.get(name))
+    plan = mu.plans.plan_between(make, 4, 8, declared=mu.Declared(layouts=LAYOUTS.get(name, {})))
     assert plan.proof == "modules"
     wide: Any = mu.grow(base, lambda: make(8), plan=plan).model
     assert_close(wide(x.double()), base(x.double()), EXACT)
@@ -150,7 +150,7 @@ def test_the_refusal_names_the_arguments_of_forward_and_the_line_works():
 def test_folds_that_were_declared_are_not_decided():
     make = lambda n: nn.Sequential(nn.Linear(8, n), nn.Tanh(), nn.Linear(n, 2))  # noqa: E731
     assert mu.plans.plan_between(make, 4, 8).proved
-    assert not mu.plans.plan_between(make, 4, 8, folds={"2.weight": 2}).proved
+    assert not mu.plans.plan_between(make, 4, 8, declared=mu.Declared(folds={"2.weight": 2})).proved
 
 
 def test_zeros_of_a_padded_axis_pass_only_through_functions_that_keep_them():

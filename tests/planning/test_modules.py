@@ -232,8 +232,8 @@ CASES: dict[str, Case] = {
     "GRUCell": Case(partial(Cell, nn.GRUCell), 4, 12, SEQUENCES, "cell.weight_ih"),
     "RNNCell": Case(partial(Cell, nn.RNNCell), 4, 12, SEQUENCES, "cell.bias_hh"),
     "raw, searched": Case(Raw, 4, 12, SEQUENCES, "token", search=True),
-    "raw, declared": Case(Raw, 4, 12, SEQUENCES, "readout", {"roles": ROLES}),
-    "raw LayerScale": Case(Raw, 4, 8, SEQUENCES, "scale", {"roles": ROLES}),
+    "raw, declared": Case(Raw, 4, 12, SEQUENCES, "readout", {"declared": mu.Declared(roles=ROLES)}),
+    "raw LayerScale": Case(Raw, 4, 8, SEQUENCES, "scale", {"declared": mu.Declared(roles=ROLES)}),
 }  # fmt: skip
 
 
@@ -273,7 +273,7 @@ DECLARED: dict[str, Any] = {
 @pytest.mark.parametrize("name", LAYOUT_CASES)
 def test_layouts_that_neighbours_share_are_exact_when_declared(name):
     case = LAYOUT_CASES[name]
-    plan = mu.plans.plan_between(case.make, case.base, case.wide, **DECLARED[name])
+    plan = mu.plans.plan_between(case.make, case.base, case.wide, declared=mu.Declared(**DECLARED[name]))
     assert check(case, plan) <= EXACT
 
 

@@ -91,7 +91,7 @@ MODELS: dict[str, Any] = {
         "axis.padding_changes_mean",
     ),
     "declared pads": (
-        two(between(nn.LayerNorm), layouts={"0.*": {0: PAD}, "1.*": {0: PAD}, "2.weight": {1: PAD}}),
+        two(between(nn.LayerNorm), declared=mu.Declared(layouts={"0.*": {0: PAD}, "1.*": {0: PAD}, "2.weight": {1: PAD}})),
         "axis.padding_changes_mean",
     ),
     "padded RMSNorm without a loss": (two(between(nn.RMSNorm), 4, 6, by="padded"), "axis.padding_of_norm", "RMSNorm"),
@@ -103,17 +103,17 @@ MODELS: dict[str, Any] = {
     "raw": (two(Raw), "plan.unknown_role", "token"),
     "blind loss": (two(Raw, loss=lambda m: m.head.bias.square().sum()), "search.tensor_undecided", "token"),
     "integers": (
-        two(lambda n: Raw(n, torch.int64), roles={"token": "out"}),
+        two(lambda n: Raw(n, torch.int64), declared=mu.Declared(roles={"token": "out"})),
         "model.growing_integer_buffer",
         "int64",
         'layouts={"order": 1}',
     ),
-    "unused roles": (two(mlp, roles={"body.*": "out"}), UNUSED, "body.*", "roles"),
-    "unused layouts": (two(mlp, layouts={"body.*": 2}), UNUSED, "body.*", "layouts"),
-    "unused folds": (two(mlp, folds={"body.*": 2}), UNUSED, "body.*", "folds"),
-    "unused plus_one": (two(mlp, plus_one=["body.*"]), UNUSED, "body.*", "plus_one"),
-    "role": (two(mlp, roles={"0.bias": "sideways"}), "plan.wrong_roles", "0.bias", "'sideways'"),
-    "inexact fold": (two(mlp, folds={"0.bias": 0.1}), "scale.inexact_float", "0.bias", "0.1"),
+    "unused roles": (two(mlp, declared=mu.Declared(roles={"body.*": "out"})), UNUSED, "body.*", "roles"),
+    "unused layouts": (two(mlp, declared=mu.Declared(layouts={"body.*": 2})), UNUSED, "body.*", "layouts"),
+    "unused folds": (two(mlp, declared=mu.Declared(folds={"body.*": 2})), UNUSED, "body.*", "folds"),
+    "unused plus_one": (two(mlp, declared=mu.Declared(plus_one=["body.*"])), UNUSED, "body.*", "plus_one"),
+    "role": (two(mlp, declared=mu.Declared(roles={"0.bias": "sideways"})), "plan.wrong_roles", "0.bias", "'sideways'"),
+    "inexact fold": (two(mlp, declared=mu.Declared(folds={"0.bias": 0.1})), "scale.inexact_float", "0.bias", "0.1"),
     "unmatched": (
         lambda: mu.infer_plan(mlp(4), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8, bias=False))),
         "model.tensor_only_in_base",
@@ -145,7 +145,7 @@ def test_a_fraction_is_refused_when_the_plan_is_used():
 def test_pads_declared_where_copies_would_fit_are_folded_into_what_a_norm_reads(eps):
     make = between(lambda n: nn.RMSNorm(n, eps))
     layouts: Any = {"0.*": {0: PAD}, "1.*": {0: PAD}, "2.weight": {1: PAD}}
-    plan = mu.plans.plan_between(make, 4, 8, layouts=layouts, loss=loss)
+    plan = mu.plans.plan_between(make, 4, 8, declared=mu.Declared(layouts=layouts), loss=loss)
     assert [str(plan[name].fold) for name in ("0.weight", "0.bias", "1.weight")] == [
         "2^(1/2)",
         "2^(1/2)",
@@ -158,7 +158,7 @@ def test_models_that_tie_different_tensors_are_refused(tied):
     models = [Tied(4, norm=True), Tied(8, norm=True)]
     models[tied == "base"].head.weight = nn.Parameter(models[tied == "base"].head.weight.detach().clone())
     refusal(
-        lambda: mu.infer_plan(*models, folds={"norm.*": "1/2"}),
+        lambda: mu.infer_plan(*models, declared=mu.Declared(folds={"norm.*": "1/2"})),
         "model.tied_once",
         where=["head.weight", "embed.weight"],
     )
@@ -177,10 +177,12 @@ class Numbered(Raw):
         return self.head(x.mean() * (self.token + (self.order < 9)))  # type: ignore[operator]
 
 
-def typed(error: mu.MupscaleError, **names: Any) -> dict[str, mu.Plan]:
-    """The argument plan=… of a printed remedy, with the reader's own base, wide and loss."""
-    (call,) = set(re.findall(r"plan=(mu\.infer_plan\(.*?loss=loss\))", str(error)))
-    return {"plan": eval(call, {"mu": mu, "loss": loss, **names})}
+def typed(error: mu.MupscaleError, **names: Any) -> dict[str, Any]:
+    """The argument of a printed remedy, with the reader's own base, wide and loss."""
+    remedies = r"(plan)=(mu\.infer_plan\(.*?loss=loss\))|(declared)=(mu\.Declared\([^)]*\))"
+    ((*found,),) = set(re.findall(remedies, str(error)))
+    name, call = filter(None, found)
+    return {name: eval(call, {"mu": mu, "loss": loss, **names})}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def typed(error: mu.MupscaleError, **names: Any) -> dict[str, mu.Plan]:
     ],
 )
 @pytest.mark.parametrize("grow", [mu.grow, partial(mu.upscale, noise=mu.MupNoise(1e-3)), mu.verify])
-def test_a_printed_plan_is_accepted_by_the_function_that_printed_it(
+def test_a_printed_argument_is_accepted_by_the_function_that_printed_it(
     grow: Any, make: Any, sizes: Any, code: str
 ):
     def squares(model: Any) -> Any:
@@ -201,6 +203,32 @@ def test_a_printed_plan_is_accepted_by_the_function_that_printed_it(
     error = refusal(lambda: grow(base, wide, loss=squares), code)
     found = grow(base, wide, loss=squares, **typed(error, base=base, wide=wide, loss=squares))
     assert not isinstance(found, mu.diagnostics.Certificate) or found
+
+
+@pytest.mark.parametrize(
+    "grow", [mu.infer_plan, mu.grow, partial(mu.upscale, noise=mu.MupNoise(1e-3)), mu.verify]
+)
+def test_declarations_are_taken_by_every_function_that_plans(grow: Any):
+    """What is declared is followed where no search is made, and by one; next to a plan it is refused."""
+
+    def squares(model: Any) -> Any:
+        return model(data(6, 3)).square().mean()
+
+    base, wide = mlp(4).double(), lambda: mlp(8).double()
+    told = mu.Declared(layouts={"0.weight": 2, "2.weight": {0: 2, 1: 2}, "4.weight": 2})
+    usual, found = grow(base, wide, loss=squares), grow(base, wide, loss=squares, declared=told)
+    if isinstance(found, mu.Plan | mu.Run):
+        plans = [one if isinstance(one, mu.Plan) else one.plan for one in (usual, found)]
+        assert [str(plan["2.weight"].axes[0]) for plan in plans] == ["out: 4x2", "out: 2x2 * 2"]
+    refusal(lambda: grow(base, wide, loss=squares, declared={"layouts": {}}), "argument.wrong_type")
+    refusal(
+        lambda: grow(base, wide, loss=squares, declared=mu.Declared(layouts={"typo": 2})),
+        "argument.pattern_matches_nothing",
+    )
+    if grow is not mu.infer_plan:
+        plan = mu.infer_plan(base, wide)
+        both = {"loss": squares, "plan": plan, "declared": told}
+        refusal(lambda: grow(base, wide, **both), "argument.plan_and_declared")
 
 
 @pytest.mark.parametrize(

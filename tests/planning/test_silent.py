@@ -104,7 +104,7 @@ def test_dropout_is_refused_or_mentioned(name: str, float64: None):
 def test_a_declaration_for_a_buffer_is_followed(declared: dict[str, Any], float64: None):
     entry = ZOO["buffer_summed_over"]
     run = warmed(entry)
-    plan = mu.infer_plan(run.model, entry.grown, loss=entry.loss, **declared)
+    plan = mu.infer_plan(run.model, entry.grown, loss=entry.loss, declared=mu.Declared(**declared))
     wide = mu.upscale(run, entry.grown, NOISE, plan=plan)
     assert gap(losses(entry, wide), losses(entry, run)) <= EXACT
 
@@ -186,7 +186,7 @@ def test_a_gpt_with_fixed_heads_keeps_its_loss_on_real_text():
 
     before = held_out(model)
     folds = {"blocks.*.attn.qkv.*": "2^(-1/4)", "blocks.*.attn.proj.weight": "2^(1/4)"}
-    plan = mu.infer_plan(model, lambda: make(128), loss=loss, folds=folds)
+    plan = mu.infer_plan(model, lambda: make(128), loss=loss, declared=mu.Declared(folds=folds))
     proved = mu.upscale(run, lambda: make(128), NOISE, plan=plan)
     assert abs(held_out(proved.model) - before) <= 1e-5
     refusal(lambda: mu.upscale(run, lambda: make(128), NOISE), "proof.missing", where="GPT")

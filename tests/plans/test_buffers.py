@@ -33,8 +33,8 @@ class Projected(nn.Module):
 X = torch.randn(5, 4, dtype=torch.float64)
 
 
-def worst(**declared) -> float:
-    plan = mu.plans.plan_between(Projected, 4, 8, layouts={"mask": 1}, **declared)
+def worst(**more) -> float:
+    plan = mu.plans.plan_between(Projected, 4, 8, declared=mu.Declared(layouts={"mask": 1}, **more))
     base, wide = Projected(4).double(), Projected(8).double()
     fill_model_(wide, base, Direction(plan), in_place=True)
     return gradient_identity(base, wide, loss=lambda m: m(X).square().mean(), plan=plan).worst[1]
@@ -50,10 +50,10 @@ def test_a_buffer_without_a_declaration_is_copied():
 
 
 def test_the_search_scales_a_buffer_that_nothing_else_can_absorb():
-    plan = mu.plans.plan_between(Projected, 4, 8, layouts={"mask": 1}, loss=lambda m: m(X).square().mean())
+    plan = mu.plans.plan_between(Projected, 4, 8, declared=mu.Declared(layouts={"mask": 1}), loss=lambda m: m(X).square().mean())
     assert str(plan["table"].change.s) == "1/2"
 
 
 def test_whole_numbers_are_not_scaled():
     with refused("scale.fold_of_whole_numbers", where=["mask", "torch.bool"]):
-        mu.plans.plan_between(Projected, 4, 8, layouts={"mask": 1}, folds={"mask": "1/2"})
+        mu.plans.plan_between(Projected, 4, 8, declared=mu.Declared(layouts={"mask": 1}, folds={"mask": "1/2"}))

@@ -270,13 +270,13 @@ def test_equal_logits_are_not_enough():
         return Attention((4, heads), "grouped")
 
     declared = {f"{name}.*": {0: 3} for name in "qkv"} | {"o.weight": {1: 3}}
-    plan = mu.plans.plan_between(make, 4, 8, layouts=declared)
+    plan = mu.plans.plan_between(make, 4, 8, declared=mu.Declared(layouts=declared))
     base = seeded(make, 4)
     wide = mu.grow(base, lambda: make(8), plan=plan, prove=False).model
     assert_close(wide(data(4, 5, 3)), base(data(4, 5, 3)), EXACT, "logits")
     assert identity_error(gradients(base, attention_loss), gradients(wide, attention_loss), plan) > 1e-3
     with refused("search.no_exact_plan"):
-        mu.plans.plan_between(make, 4, 8, layouts=declared, loss=attention_loss)
+        mu.plans.plan_between(make, 4, 8, declared=mu.Declared(layouts=declared), loss=attention_loss)
 
 
 def test_a_plan_cannot_be_changed_and_is_copied_all_the_same():

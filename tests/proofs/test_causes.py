@@ -159,7 +159,7 @@ def test_the_attention_scale_is_named_without_a_fold_that_was_not_tried():
 
 def test_a_wrong_plan_is_answered_with_the_plan_that_passes():
     right = mu.plans.plan_between(mlp, 8, 16)
-    wrong = mu.plans.plan_between(mlp, 8, 16, folds={"3.weight": 2})
+    wrong = mu.plans.plan_between(mlp, 8, 16, declared=mu.Declared(folds={"3.weight": 2}))
     failure = cause_of(adamw(mlp(8)), lambda: mlp(16), plan=wrong, step=step)
     assert "infer_plan(base, wide, loss=loss) finds an exact plan" in failure.cause
     assert mu.verify(adamw(mlp(8)), lambda: mlp(16), plan=right, step=step, steps=3).holds

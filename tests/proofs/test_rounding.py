@@ -108,7 +108,7 @@ def test_a_factor_that_is_wrong_by_one_percent_is_seen(net, dtype):
     make, shape = NETS[net]
     step = stepper(*shape)
     run = trained(make, step, adamw, warm=5)
-    plan = mu.plans.plan_between(make, 4, 12, folds={FACTOR[net]: "101/100"})
+    plan = mu.plans.plan_between(make, 4, 12, declared=mu.Declared(folds={FACTOR[net]: "101/100"}))
     assert not mu.verify(run, lambda: make(12), plan=plan, step=step, steps=5, dtype=dtype).holds
 
 
@@ -142,7 +142,7 @@ def test_bfloat16_sees_one_percent_over_the_entries_of_a_tensor(k):
     certificate = mu.verify(run, lambda: wide_enough(4 * k), step=step, steps=3, dtype=torch.bfloat16)
     assert certificate.holds, certificate.failure
     assert "bfloat16 shows a wrong factor on one tensor from 0." in str(certificate)
-    plan = mu.plans.plan_between(wide_enough, 4, 4 * k, folds={"2.weight": "101/100"})
+    plan = mu.plans.plan_between(wide_enough, 4, 4 * k, declared=mu.Declared(folds={"2.weight": "101/100"}))
     failure = mu.verify(
         run, lambda: wide_enough(4 * k), plan=plan, step=step, steps=3, dtype=torch.bfloat16
     ).failure
@@ -161,5 +161,5 @@ def test_muon_is_judged_by_its_own_rounding():
     step = stepper(64, 32)
     run = trained(wide_enough, step, muon, warm=3)
     assert mu.verify(run, lambda: wide_enough(12), step=step, steps=3).holds
-    plan = mu.plans.plan_between(wide_enough, 4, 12, folds={"2.weight": "101/100"})
+    plan = mu.plans.plan_between(wide_enough, 4, 12, declared=mu.Declared(folds={"2.weight": "101/100"}))
     assert not mu.verify(run, lambda: wide_enough(12), plan=plan, step=step, steps=3).holds

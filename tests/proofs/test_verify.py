@@ -196,7 +196,7 @@ def test_the_attention_scale_is_named_when_the_head_size_grows():
     assert failure is not None
     assert (failure.where, "attention scale" in failure.cause) == ("module proj", True)
     folds = {"qkv.weight": "2^(-1/4)", "proj.weight": "2^(1/4)"}
-    plan = mu.infer_plan(broken.model, Attention(32, 4, "1/sqrt(d)"), folds=folds)
+    plan = mu.infer_plan(broken.model, Attention(32, 4, "1/sqrt(d)"), declared=mu.Declared(folds=folds))
     assert check(broken, lambda: Attention(32, 4, "1/sqrt(d)"), plan=plan).holds
 
 
@@ -208,9 +208,9 @@ def test_a_wrong_layout_is_named_with_its_module():
         "embed.weight": 1,
         "readout.weight": 1,
     }
-    right = mu.infer_plan(run.model, Attention(32, 8), layouts=blocks)
+    right = mu.infer_plan(run.model, Attention(32, 8), declared=mu.Declared(layouts=blocks))
     assert check(run, lambda: Attention(32, 8), plan=right).holds
-    wrong = mu.infer_plan(run.model, Attention(32, 8), layouts={**blocks, "qkv.weight": {0: 1, 1: 1}})
+    wrong = mu.infer_plan(run.model, Attention(32, 8), declared=mu.Declared(layouts={**blocks, "qkv.weight": {0: 1, 1: 1}}))
     failure = check(run, lambda: Attention(32, 8), plan=wrong).failure
     assert failure is not None
     assert (failure.where, "wrong layout" in failure.cause) == ("module proj", True)
@@ -233,7 +233,7 @@ def test_a_missing_readout_multiplier_is_named():
     assert failure is not None
     assert "readout" in failure.cause
     assert "0.5 times" in failure.what
-    plan = mu.plans.plan_between(Averaging, 8, 16, folds={"readout.weight": 2})
+    plan = mu.plans.plan_between(Averaging, 8, 16, declared=mu.Declared(folds={"readout.weight": 2}))
     assert check(adamw(Averaging(8)), lambda: Averaging(16), plan=plan).holds
 
 

@@ -219,7 +219,7 @@ def declared(spec: Architecture, k: int) -> dict[str, Any]:
     """A tied readout has 1/k folded into its last norm."""
     if not spec.tie:
         return {}
-    return {"folds": {"final.weight": f"1/{k}"} if k > 1 else {"embed.weight": 1}}
+    return {"declared": mu.Declared(folds={"final.weight": f"1/{k}"} if k > 1 else {"embed.weight": 1})}
 
 
 def exact_part(plan: mu.Plan) -> mu.Plan:
@@ -273,13 +273,13 @@ class Attention(nn.Module):
 
 def test_heads_times_two_then_head_size_times_three_is_both_at_once():
     stream = {"*.in_proj_weight": {1: 1}, "*.out_proj.weight": {0: 1}}
-    first = mu.plans.plan_between(Attention, (2, 4), (4, 4), layouts=stream)
-    second = mu.plans.plan_between(Attention, (4, 4), (4, 12), layouts=stream)
-    whole = mu.plans.plan_between(Attention, (2, 4), (4, 12), layouts=stream)
+    first = mu.plans.plan_between(Attention, (2, 4), (4, 4), declared=mu.Declared(layouts=stream))
+    second = mu.plans.plan_between(Attention, (4, 4), (4, 12), declared=mu.Declared(layouts=stream))
+    whole = mu.plans.plan_between(Attention, (2, 4), (4, 12), declared=mu.Declared(layouts=stream))
     assert first.then(second) == whole
     assert first.then(second).hash == whole.hash
     assert str(whole["attention.in_proj_weight"].axes[0]) == "out: 6x2 * 4x3"
-    swapped = mu.plans.plan_between(Attention, (2, 4), (2, 12), layouts=stream)
+    swapped = mu.plans.plan_between(Attention, (2, 4), (2, 12), declared=mu.Declared(layouts=stream))
     assert first.then(second) != swapped, "control"
 
 

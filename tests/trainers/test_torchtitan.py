@@ -111,7 +111,7 @@ def test_a_layout_by_heads_is_another_plan():
     unfused = {"fused": False}
     name = "attention.qkv_linear.wq.weight"
     right, wrong = (
-        titan_plan(Config(**unfused), wide(**unfused), layouts=layouts)
+        titan_plan(Config(**unfused), wide(**unfused), declared=mu.Declared(layouts=layouts or {}))
         for layouts in (None, {name: {0: SIZE, 1: 1}})
     )
     assert right[name].axes != wrong[name].axes
@@ -129,7 +129,7 @@ def test_a_small_pair_proves_a_plan_and_refuses_a_wrong_declaration():
     assert titan_plan(wide(2), wide(4)).proof == "none"
     assert titan_plan(wide(2), wide(4), small=pair).proof == "copy"
     with refused("search.no_exact_plan"):
-        titan_plan(wide(2), wide(4), small=pair, layouts={"attention.wo.weight": {0: 1, 1: 1}})
+        titan_plan(wide(2), wide(4), small=pair, declared=mu.Declared(layouts={"attention.wo.weight": {0: 1, 1: 1}}))
 
 
 def test_a_manager_without_a_proof_is_refused_unless_it_is_asked_to_go_without():
@@ -179,7 +179,7 @@ def made(**changes: Any) -> tuple[Any, Any, list[float]]:
         "enable": True,
         "base": SimpleNamespace(model=Config()),
         "reference": None,
-        "declared": {},
+        "declared": None,
         "prove": True,
     }
     usual["small"] = (SimpleNamespace(model=Config()), SimpleNamespace(model=wide()))

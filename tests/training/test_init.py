@@ -112,7 +112,7 @@ DECLARED: dict[str, Any] = {"roles": {"gain": "out"}, "plus_one": ["gain"]}
 
 
 def test_tied_tensors_are_drawn_once_and_folds_and_shifts_follow_their_rule():
-    plan = mu.plans.plan_between(Tied, 64, 256, folds={"norm.*": "1/4", "gain": "1/2"}, **DECLARED)
+    plan = mu.plans.plan_between(Tied, 64, 256, declared=mu.Declared(folds={"norm.*": "1/4", "gain": "1/2"}, **DECLARED))
     model = mu.init_(Tied(256), plan, std=seeded(Tied, 64))
     assert isinstance(model, Tied)
     assert model.head.weight is model.embed.weight
@@ -124,7 +124,7 @@ def test_tied_tensors_are_drawn_once_and_folds_and_shifts_follow_their_rule():
 def test_a_drawn_tensor_with_a_fold_or_a_shift_is_scaled_as_a_whole():
     reference = seeded(Tied, 64)
     nn.init.normal_(reference.gain, std=0.1)
-    plan = mu.plans.plan_between(Tied, 64, 4096, folds={"gain": "1/2", "embed.weight": "1/8"}, **DECLARED)
+    plan = mu.plans.plan_between(Tied, 64, 4096, declared=mu.Declared(folds={"gain": "1/2", "embed.weight": "1/8"}, **DECLARED))
     model: Any = mu.init_(Tied(4096), plan, std=reference)
     assert_size(model.embed.weight, sizes(reference)["embed.weight"] / 8, "folded")
     gain, want = 1 + model.gain.detach().double(), 0.5 * sizes(reference)["gain"]
@@ -150,7 +150,7 @@ def test_bits_depend_on_seed_name_and_index_only():
     layouts = {"second.weight": {1: 1}}
     models = []
     for extra in (False, True):
-        plan = mu.plans.plan_between(partial(Reordered, extra=extra), 64, 128, layouts=layouts)
+        plan = mu.plans.plan_between(partial(Reordered, extra=extra), 64, 128, declared=mu.Declared(layouts=layouts))
         torch.manual_seed(extra)
         models.append(mu.init_(Reordered(128, extra), plan, std=std))
     for name, p in models[0].named_parameters():
@@ -173,7 +173,7 @@ class OffCentre(nn.Module):
 
 
 def test_what_is_neither_constant_nor_centred_is_refused_and_none_leaves_it():
-    plan = mu.plans.plan_between(OffCentre, 64, 128, roles={"decay": "out"})
+    plan = mu.plans.plan_between(OffCentre, 64, 128, declared=mu.Declared(roles={"decay": "out"}))
     refusal(lambda: mu.init_(OffCentre(128), plan, std=OffCentre(64)), "init.off_centre", where="decay")
     model = mu.init_(OffCentre(128), plan, std={"decay": None, "*": 0.1})
     assert_bitwise(model.get_parameter("decay").detach(), torch.linspace(1, 3, 128))
@@ -213,7 +213,7 @@ FIXED = ("memory.bias_hh_l0", "identity.weight", "turn.weight", "A_log", "waves"
 
 @pytest.mark.parametrize("n", [32, 48, 96])
 def test_structure_stays_the_model_s_own_at_every_width(n: int):
-    plan = mu.plans.plan_between(Structured, 32, n, roles=ROLES)
+    plan = mu.plans.plan_between(Structured, 32, n, declared=mu.Declared(roles=ROLES))
     built, model = seeded(Structured, n), seeded(Structured, n)
     state = torch.get_rng_state()
     mu.init_(model, plan, std=lambda: Structured(32).double())
@@ -234,7 +234,7 @@ def test_structure_stays_the_model_s_own_at_every_width(n: int):
 
 
 def test_one_model_shows_what_repeats_and_what_is_orthogonal():
-    plan = mu.plans.plan_between(Structured, 32, 64, roles=ROLES)
+    plan = mu.plans.plan_between(Structured, 32, 64, declared=mu.Declared(roles=ROLES))
     reference = seeded(Structured, 32)
     reference.memory.bias_ih_l0.data.zero_()
     reference.memory.bias_ih_l0.data[32:64] = 1.0
@@ -249,7 +249,7 @@ def test_one_model_shows_what_repeats_and_what_is_orthogonal():
 
 
 def test_at_the_reference_random_entries_are_drawn_from_the_model_s_own_distribution():
-    plan = mu.plans.plan_between(Structured, 128, 128, roles=ROLES)
+    plan = mu.plans.plan_between(Structured, 128, 128, declared=mu.Declared(roles=ROLES))
     built, model = seeded(Structured, 128), seeded(Structured, 128)
     mu.init_(model, plan, std=lambda: Structured(128).double())
     for name in ("plain.weight", "memory.weight_ih_l0", "memory.weight_hh_l0"):
@@ -265,7 +265,7 @@ def test_a_reference_and_tensors_left_as_built_go_together():
             super().__init__()
             self.plain, self.dt_bias = nn.Linear(n, n), nn.Parameter(3 + torch.rand(n))
 
-    plan = mu.plans.plan_between(Off, 64, 128, roles={"dt_bias": "out"})
+    plan = mu.plans.plan_between(Off, 64, 128, declared=mu.Declared(roles={"dt_bias": "out"}))
     reference = lambda: seeded(Off, 64)  # noqa: E731
     refusal(lambda: mu.init_(seeded(Off, 128), plan, std=reference()), "init.off_centre", where="dt_bias")
     model, built = seeded(Off, 128), seeded(Off, 128)

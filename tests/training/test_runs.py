@@ -52,7 +52,7 @@ def make_wide() -> Any:
 
 
 def plan() -> mu.Plan:
-    return mu.plans.plan_between(lambda size: Net(*size), SMALL, LARGE, folds=FOLDS)
+    return mu.plans.plan_between(lambda size: Net(*size), SMALL, LARGE, declared=mu.Declared(folds=FOLDS))
 
 
 def output(model: Any) -> Any:
@@ -345,7 +345,7 @@ def test_nothing_is_shared_with_the_base_and_the_base_is_left_alone(size):
     before = [t.detach().clone() for t in everything(run)]
     groups = [(list(map(id, g["params"])), {**g, "params": 0}) for g in run.optimizers[0].param_groups]
     chosen = mu.plans.plan_between(
-        lambda s: Net(*s), SMALL, size, folds={"norm.*": Fraction(SMALL[0], size[0])}
+        lambda s: Net(*s), SMALL, size, declared=mu.Declared(folds={"norm.*": Fraction(SMALL[0], size[0])})
     )
     random = torch.random.get_rng_state()
     wide, again = (mu.grow(run, lambda: Net(*size), plan=chosen, prove=False) for _ in range(2))

@@ -117,7 +117,7 @@ class Tied(nn.Module):
 
 
 def test_a_plan_knows_the_names_that_it_lists():
-    plan = mu.infer_plan(Tied(4), Tied(8), folds={"embed.weight": 1})
+    plan = mu.infer_plan(Tied(4), Tied(8), declared=mu.Declared(folds={"embed.weight": 1}))
     assert set(plan.names) == {"embed.weight", "head.weight"}
     assert list(plan.tensors) == ["embed.weight"]
     assert all(name in plan and plan[name] is plan["embed.weight"] for name in plan.names)

@@ -162,7 +162,7 @@ def test_plan_survives_fully_shard(plan, model):
     wide = widened(model, plan)
     fully_shard(wide, mesh=mesh)
     check_end(plan, wide, "wide")
-    assert mu.infer_plan(sharded, wide, folds={"norm.weight": "1/2"}) == plan
+    assert mu.infer_plan(sharded, wide, declared=mu.Declared(folds={"norm.weight": "1/2"})) == plan
 
 
 @pytest.mark.usefixtures("process_group")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import signal
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +37,7 @@ from .events import (
     Writing,
 )
 from .growth_job import job_of, record
-from .request import Request
+from .request import Request, refuse_unmeasurable
 from .resume import begun, is_done
 from .state.optimizer_state import has_state, state_left
 
@@ -150,6 +151,25 @@ def plan_growth(base: Base, request: Request, architecture: str | None) -> Famil
     return family
 
 
+def _refuse_uncomposed(base: Base, family: FamilyPlan, request: Request, options: Options) -> None:
+    """Raise if the plan does not compose with the growths before it; new units are tried then, and named if they do."""
+    if base.early is None:
+        return
+    try:
+        base.early.then(family.plan)
+    except MupscaleError as error:
+        ways = []
+        if request.goal.by == "copies":
+            units = replace(request, goal=replace(request.goal, by="units"))
+            with suppress(MupscaleError):
+                base.early.then(plan_growth(base, units, options.architecture).plan)
+                what = "new units, which were tried and are exact, fit behind the units of the growth before"
+                ways.append(
+                    Fault("growth.units_compose", "--by units", what, "write --by units, without --noise")
+                )
+        raise with_ways(error, ways) from None
+
+
 def _planned_job(base: Base, out: Location, request: Request, options: Options, on: Listener) -> Job:
     """The job of a growth that begins."""
     directory, recipe = base.directory, request.recipe
@@ -164,8 +184,11 @@ def _planned_job(base: Base, out: Location, request: Request, options: Options, 
             )
             raise_faults("this recipe does not apply to this run", [fault])
         notes = notes_on(recipe, directory, request.optimizer)
+    if request.rise is not None and options.batch is None:
+        refuse_unmeasurable(directory)
     on(Working(f"planning on a small copy of {directory.path}"))
     family = plan_growth(base, request, options.architecture)
+    _refuse_uncomposed(base, family, request, options)
     if options.batch is not None:
         from ..families.loaded import check_memory
 

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MupscaleError
+from ..errors import Fault, MupscaleError, raise_faults
 from ..families.config.goal import Goal
 from ..families.types.declarations import Declarations
 from ..files.floats import FLOATS, TORCH_NAMES
 from .noise_words import AUTO, READERS
 
 if TYPE_CHECKING:
+    from ..files.directory import Directory
     from ..training.recipe import Recipe
 
 SHARD_BYTES = 5_000_000_000  # the largest file that transformers 4 writes by default
@@ -131,6 +132,35 @@ def _recipe(text: str) -> Recipe:
     from ..training.recipe import Recipe  # imports torch
 
     return Recipe.from_json(text)
+
+
+def refuse_unmeasurable(directory: Directory) -> None:
+    """Raise for a model of images whose loss is asked for without a batch: seen in its configuration, before planning.
+
+    Every other model is asked for text first.
+    """
+    config = directory.config
+    channels, size = config.get("num_channels"), config.get("image_size", 224)
+    if not isinstance(channels, int) or any(
+        "vocab_size" in part for part in (config, *config.values()) if isinstance(part, dict)
+    ):
+        return
+    height, width = size if isinstance(size, list) and len(size) == 2 else (size, size)
+    labelled = str((config.get("architectures") or [""])[0]).endswith("ForImageClassification")
+    labels = ', "labels": labels' if labelled else ""
+    raise_faults(
+        "the noise is chosen by a loss, and a model of images writes no text to measure it on",
+        [
+            Fault(
+                "data.batch_needed",
+                "--inputs",
+                f"images of shape [n, {channels}, {height}, {width}], as the image processor of the base returns them"
+                + (", and labels [n]" if labelled else ""),
+                f'write them by safetensors.torch.save_file({{"pixel_values": images{labels}}}, "images.safetensors") and add '
+                "--inputs images.safetensors",
+            )
+        ],
+    )
 
 
 def parse_dtype(text: str) -> str:

@@ -10,30 +10,47 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from ..arguments import wrong_kind, wrong_list
-from ..errors import Fault, MupscaleError
+from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.axes import Layout
 from ..rules.scale import Exact, Scale
 from .draft import Draft, DraftEntry
 
 RoleSpec = str | Mapping[int, str]
 LayoutSpec = Layout | Mapping[int, Layout]
+_UNREADABLE = "these declarations cannot be read"
 
 
 @dataclass(frozen=True)
 class Declared:
-    """Declarations of the user by name pattern; they override everything inferred."""
+    """What you know of a model and shapes do not show, by name of tensor or pattern; it overrides everything inferred.
+
+    >>> import torch, mupscale as mu
+    >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.ReLU(), torch.nn.Linear(n, 2))
+    >>> wide = mu.grow(make(4), lambda: make(8), declared=mu.Declared(layouts={"0.weight": 2, "2.weight": 2}))
+    >>> str(wide.plan["2.weight"].axes[1])
+    'in: 2x2 * 2'
+    """
 
     roles: Mapping[str, RoleSpec] = field(default_factory=dict)
+    """Whether a growing axis is summed over, `"in"`, or not, `"out"`; by axis where several grow: `{0: "out", 1: "in"}`."""
     layouts: Mapping[str, LayoutSpec] = field(default_factory=dict)
+    """Blocks that are copied as one, such as the size of a head; by axis where several grow: `{0: 64}`."""
     folds: Mapping[str, Exact] = field(default_factory=dict)
+    """Constants that tensors absorb, exactly: a fraction such as `"1/2"`, or a root such as `"2^(-1/4)"`."""
     plus_one: Sequence[str] = ()
+    """Gains that the model uses as 1 + w."""
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is declared."""
+        return bool(self.roles or self.layouts or self.folds or self.plus_one)
 
     def faults(self) -> list[Fault]:
         """Faults for declarations of the wrong type, and for folds that are not exact."""
         found = wrong_list("plus_one", self.plus_one)
         forms = {"roles": '"out"', "layouts": "8", "folds": '"1/2"'}
         for option, form in forms.items():
-            remedy = f'write {option}={{"<name>": {form}}}'
+            remedy = f'write declared=mu.Declared({option}={{"<name>": {form}}})'
             found += wrong_kind(option, getattr(self, option), Mapping, remedy)
         for pattern, factor in self.folds.items() if isinstance(self.folds, Mapping) else ():
             try:
@@ -41,6 +58,27 @@ class Declared:
             except MupscaleError as error:
                 found.append(Fault(error.code, f"folds, {pattern!r}", error.claim))
         return found
+
+
+def sound(declared: Declared | None) -> Declared:
+    """What was declared, or nothing; raises for what cannot be read."""
+    if declared is None:
+        return Declared()
+    example = 'write declared=mu.Declared(layouts={"<name>": 8})'
+    raise_faults(_UNREADABLE, wrong_kind("declared", declared, Declared, example))
+    raise_faults(_UNREADABLE, declared.faults())
+    return declared
+
+
+def sound_with(declared: Declared | None, plan: object) -> Declared:
+    """The same, next to a plan that may be given: it holds what was declared when it was made."""
+    if declared is not None and plan is not None:
+        what = "plan= is given too, and holds what was declared when it was made"
+        raise_faults(
+            _UNREADABLE,
+            [Fault("argument.plan_and_declared", "declared", what, "leave out plan= or declared=")],
+        )
+    return sound(declared)
 
 
 def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
@@ -92,7 +130,7 @@ def declare(made: Draft, declared: Declared) -> tuple[Draft, list[Fault]]:
                         "layout.axis_not_named",
                         entry.name,
                         f"{len(entry.growing)} axes grow, and the layout {layout!r} names none of them",
-                        f'write layouts={{"{entry.name}": {{{entry.growing[0]}: {layout!r}}}}}',
+                        f'write declared=mu.Declared(layouts={{"{entry.name}": {{{entry.growing[0]}: {layout!r}}}}})',
                     )
                 )
                 continue

@@ -296,7 +296,7 @@ def _growing_buffer(entry: DraftEntry, source: torch.Tensor) -> tuple[DraftEntry
             "model.growing_integer_buffer",
             entry.name,
             f"a buffer of {source.dtype} grows, and whether copies of its numbers mean the same is not known",
-            f'to copy its entries write plan=mu.infer_plan(base, wide, layouts={{"{entry.name}": 1}}, loss=loss); '
+            f'to copy its entries write declared=mu.Declared(layouts={{"{entry.name}": 1}}); '
             "otherwise do not register it as a buffer",
         )
     ]

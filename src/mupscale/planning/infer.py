@@ -7,7 +7,7 @@ gradient identity decides. A plan that passes is exact for these models; one tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,10 +27,10 @@ from ..plans.plan import Plan, Proof
 from ..proofs.identity import Evaluated, Loss, compared, evaluated
 from ..proofs.modes import measured_modes, mode_needs
 from ..rules.products import COPIES, By, Ways
-from ..rules.scale import Exact, Scale
+from ..rules.scale import Scale
 from ..tensors.random_states import forked
 from .awake import cut_for_waking, with_split_stacks
-from .declare import Declared, LayoutSpec, RoleSpec, declare
+from .declare import Declared, declare, sound
 from .deeper import Orders, deeper_plan, missing_order, usual_order
 from .draft import Draft, draft
 from .facts.decided import why_undecided
@@ -52,20 +52,15 @@ def infer_plan(
     *,
     loss: Loss | None = None,
     example_inputs: ExampleInputs | None = None,
-    roles: Mapping[str, RoleSpec] | None = None,
-    layouts: Mapping[str, LayoutSpec] | None = None,
-    folds: Mapping[str, Exact] | None = None,
-    plus_one: Sequence[str] = (),
+    declared: Declared | None = None,
     by: By = "copies",
     order: Orders | None = None,
 ) -> Plan:
     """The plan from `base` to `wide`, each a module or a function without arguments that builds one.
 
-    Axes that differ in size grow. `roles`, `layouts`, `folds` and `plus_one` declare what cannot be
-    inferred, by name pattern. `by="units"` adds
-    new units, zeros behind the units of the base, at any size; a space that cannot have zeros, as one that LayerNorm
-    averages over, grows by copies in the same plan. `by="padded"` makes copies, and zeros where no whole number of copies
-    fits.
+    Axes that differ in size grow. `declared` says what cannot be inferred, by name pattern. `by="units"` adds new units, zeros
+    behind the units of the base, at any size; a space that cannot have zeros, as one that LayerNorm averages over, grows by
+    copies in the same plan. `by="padded"` makes copies, and zeros where no whole number of copies fits.
     With `loss(model)`, a function that returns one number for a batch, the plan is measured: layouts that shapes
     leave open are decided by the gradient identity, and the result is exact for these models. `example_inputs`, a tuple
     or a dict for `forward`, does the same for a projection of the outputs. Without either, `plan.proved` says whether
@@ -81,11 +76,10 @@ def infer_plan(
     >>> {name: str(tensor.change.s) for name, tensor in plan.tensors.items()}
     {'0.weight': '1', '0.bias': '1', '2.weight': '1/2', '2.bias': '1'}
     """
-    declared = Declared(roles or {}, layouts or {}, folds or {}, plus_one)
-    raise_faults("these declarations cannot be read", declared.faults())
+    said = sound(declared)
     measure = measured_with(loss, example_inputs)
     if order is not None:
-        if measure is None or declared != Declared({}, {}, {}, ()) or by != "copies":
+        if measure is None or said.any or by != "copies":
             what = "new blocks are found by a measurement at one width"
             remedy = "pass loss= or example_inputs= and no declarations; grow the width with a second plan, and then()"
             raise MupscaleError(
@@ -93,8 +87,8 @@ def infer_plan(
             )
         return deeper_plan(base, wide, measure, order).plan
     if measure is not None:
-        return find_plan(base, wide, measure, declared, Ways(by)).plan
-    return plan_of_shapes(base, wide, Ways(by), declared)
+        return find_plan(base, wide, measure, said, Ways(by)).plan
+    return plan_of_shapes(base, wide, Ways(by), said)
 
 
 def plan_of_shapes(base: Make, wide: Make, ways: Ways, declared: Declared = _UNDECLARED) -> Plan:
@@ -108,9 +102,11 @@ def plan_of_shapes(base: Make, wide: Make, ways: Ways, declared: Declared = _UND
     return replace(plan, proof=proof, needs=plan.needs | dropout_of_modules(made.models[0]))
 
 
-def guessed_plan(base: Make, wide: nn.Module, loss: Loss, ways: Ways) -> Plan:
+def guessed_plan(
+    base: Make, wide: nn.Module, loss: Loss, ways: Ways, declared: Declared = _UNDECLARED
+) -> Plan:
     """The likeliest plan, from modules and from the calls of one forward of each model; the wide model is written over."""
-    made, models = _opened(base, wide, _UNDECLARED, ways, measured=True)
+    made, models = _opened(base, wide, declared, ways, measured=True)
     return likely_plan(made, *models, loss)
 
 
@@ -121,10 +117,7 @@ def plan_between(
     *,
     loss: Loss | None = None,
     example_inputs: ExampleInputs | None = None,
-    roles: Mapping[str, RoleSpec] | None = None,
-    layouts: Mapping[str, LayoutSpec] | None = None,
-    folds: Mapping[str, Exact] | None = None,
-    plus_one: Sequence[str] = (),
+    declared: Declared | None = None,
     by: By = "copies",
     order: Orders | None = None,
 ) -> Plan:
@@ -140,10 +133,7 @@ def plan_between(
         lambda: make(wide),
         loss=loss,
         example_inputs=example_inputs,
-        roles=roles,
-        layouts=layouts,
-        folds=folds,
-        plus_one=plus_one,
+        declared=declared,
         by=by,
         order=order,
     )
@@ -183,7 +173,7 @@ def find_plan(
         try:
             return _found(base, wide, loss, declared, ways, seconds, both_modes, waking)
         except MupscaleError as error:
-            if error.code == "depth.order_missing" and declared == Declared({}, {}, {}, ()):
+            if error.code == "depth.order_missing" and not declared.any:
                 if (deeper := _deeper(base, wide, loss, fresh)) is not None:
                     return deeper
                 raise

@@ -231,7 +231,7 @@ class TensorPlan:
         plain = [one for one in (self, late) if not one.shift]
         if self.shift != late.shift and not all(one.fold.is_one for one in plain):
             raise MupscaleError(
-                "a (1 + w) gain in one plan and not in the other; declare it in plus_one= of both",
+                "a (1 + w) gain in one plan and not in the other; declare it in both: declared=mu.Declared(plus_one=[…])",
                 code="plan.gain_declared_once",
             )
         return replace(

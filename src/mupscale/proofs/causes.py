@@ -25,7 +25,7 @@ ATTENTION = (
 )
 LAYOUT = "a wrong layout: its copies are not where the plan says"
 AWAKE = "it is new and has a gradient, so it does not sleep: a bias that adds to the stream, or a weight that is not zero"
-READOUT = "the readout: the output is off by one factor, so a multiplier of the model's code is missing in the plan; declare it in mu.infer_plan(base, wide, folds=…, loss=loss), and pass that plan"
+READOUT = "the readout: the output is off by one factor, so a multiplier of the model's code is missing in the plan; write declared=mu.Declared(folds={…}) where the plan is made"
 PENALTY = (
     "the loss depends on the width by itself: all outputs of the model agree and the loss does not, as with a sum over "
     "the weights; use the optimizer's weight_decay, or weight every tensor's sum by its units"

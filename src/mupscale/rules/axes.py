@@ -265,7 +265,7 @@ class Axis:
             )
         if self.role and other.role and self.role != other.role:
             raise MupscaleError(
-                f"axis {self} and axis {other} disagree about in and out; declare roles= in both plans",
+                f"axis {self} and axis {other} disagree about in and out; write declared=mu.Declared(roles=…) for both plans",
                 code="axis.roles_disagree",
             )
         if not (self.duplicates and other.duplicates):

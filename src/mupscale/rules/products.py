@@ -98,7 +98,7 @@ COPIES = Ways()
 Product = tuple[Factor, ...]
 """Factors, outermost first."""
 
-_NOT_ALIGNED = "the two layouts do not compose: their factors do not line up; grow in one plan"
+_NOT_ALIGNED = "the two layouts do not compose: their factors do not line up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,7 @@ def compose(first: Product, second: Product) -> Product:
         if factor.pad:
             if len(product) > 1:
                 raise MupscaleError(
-                    "the two layouts do not compose: a pad would fall between copies; grow in one plan",
+                    "the two layouts do not compose: a pad would fall between copies",
                     code="layout.pad_between_copies",
                 )
             only = product[0]
@@ -376,7 +376,7 @@ def split(segments: Sequence[Product], cuts: Sequence[int], wide: bool) -> list[
             if rest or count > head.size:
                 layout = " | ".join(map(as_text, segments))
                 raise MupscaleError(
-                    f"the layout {layout} cannot be cut at {start + count * per + rest}; grow in one plan",
+                    f"the layout {layout} cannot be cut at {start + count * per + rest}",
                     code="layout.cannot_be_cut",
                 )
             parts.append((Factor(count - done, head.k), *inner))

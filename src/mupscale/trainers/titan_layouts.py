@@ -5,7 +5,6 @@ Reads configs and modules by their attributes, and imports nothing of torchtitan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -15,11 +14,10 @@ from torch import nn
 
 from ..errors import Fault, raise_faults
 from ..models.example_loss import ExampleInputs
-from ..planning.declare import LayoutSpec, RoleSpec
+from ..planning.declare import Declared, sound
 from ..planning.heads import other_heads
 from ..planning.infer import infer_plan
 from ..plans.plan import Plan
-from ..rules.scale import Exact
 
 _ONE_FACTOR = "keep both, and multiply n_heads and n_kv_heads by one factor"
 
@@ -29,9 +27,7 @@ def titan_plan(
     wide: Any,
     *,
     small: tuple[Any, Any] | None = None,
-    roles: Mapping[str, RoleSpec] | None = None,
-    layouts: Mapping[str, LayoutSpec] | None = None,
-    folds: Mapping[str, Exact] | None = None,
+    declared: Declared | None = None,
 ) -> Plan:
     """The plan between two model configs of torchtitan, made on the meta device: heads grow, their size and grouping stay.
 
@@ -47,14 +43,14 @@ def titan_plan(
     """
     with torch.device("meta"):
         models = base.build(), wide.build()
-    declared = {"roles": roles, "layouts": layouts, "folds": folds}
-    plan = _read_off(base, wide, models, declared)
+    said = sound(declared)
+    plan = _read_off(base, wide, models, said)
     if small is None:
         return plan
     copies = _initialised(small[0]), _initialised(small[1])
     embedding = dict(copies[0].named_parameters())["tok_embeddings.weight"]
     tokens = torch.arange(32, device=embedding.device).view(2, 16) * 7 % len(embedding)
-    read, measured = (_read_off(*small, copies, declared, inputs) for inputs in (None, (tokens,)))
+    read, measured = (_read_off(*small, copies, said, inputs) for inputs in (None, (tokens,)))
     others = [name for name, tensor in measured.tensors.items() if tensor != read[name]]
     what = "the small pair grows exactly by another plan than the one that was read off"
     raise_faults(
@@ -64,7 +60,7 @@ def titan_plan(
                 "torchtitan.other_plan_measured",
                 n,
                 f"{what}: s = {measured[n].change.s} and not {read[n].change.s}",
-                "declare it in roles=, layouts= or folds=",
+                "write declared=mu.Declared(…) with its roles, layouts or folds",
             )
             for n in others
         ],
@@ -85,7 +81,7 @@ def _read_off(
     base: Any,
     wide: Any,
     models: tuple[nn.Module, nn.Module],
-    declared: Mapping[str, Any],
+    declared: Declared,
     example_inputs: ExampleInputs | None = None,
 ) -> Plan:
     """The plan that attention modules and declarations give, measured if there are example inputs."""
@@ -97,9 +93,7 @@ def _read_off(
     return infer_plan(
         *models,
         example_inputs=example_inputs,
-        roles=declared["roles"],
-        layouts={**found, **(declared["layouts"] or {})},
-        folds={**tied, **(declared["folds"] or {})},
+        declared=replace(declared, layouts={**found, **declared.layouts}, folds={**tied, **declared.folds}),
     )
 
 

@@ -66,7 +66,7 @@ class Growing:
             if spec is not None:
                 spec.model.update_from_config(config=trainer.config)
         small = None if config.small is None else tuple(spec.model for spec in config.small)
-        self.plan = titan_plan(config.base.model, trainer.model_config, small=small, **config.declared)
+        self.plan = titan_plan(config.base.model, trainer.model_config, small=small, declared=config.declared)
         if not self.plan.proved and config.prove:
             what = "the layouts were read off the attention modules, and nothing has measured them"
             remedy = (
@@ -78,7 +78,9 @@ class Growing:
             )
         self.early: Plan | None = None
         if config.reference is not None:
-            self.early = titan_plan(config.reference.model, config.base.model, small=small, **config.declared)
+            self.early = titan_plan(
+                config.reference.model, config.base.model, small=small, declared=config.declared
+            )
         self.since = self.plan if self.early is None else self.early.then(self.plan)
         self._optimizers = list(optimizers)
         self.units = [
@@ -229,7 +231,7 @@ def _config(stock: Any) -> dict[str, Any]:
         ("base", hidden, field(default=None)),
         ("reference", hidden, field(default=None)),
         ("noise", hidden, field(default=None)),
-        ("declared", hidden, field(default_factory=dict)),
+        ("declared", hidden, field(default=None)),
         ("small", hidden, field(default=None)),
         ("prove", bool, field(default=True)),
         ("seed", int, field(default=0)),

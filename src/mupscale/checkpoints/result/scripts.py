@@ -20,19 +20,7 @@ import torch
 import transformers
 from transformers import Trainer, TrainingArguments
 
-import mupscale as mu
-
-HERE = Path(__file__).resolve().parent
-parser = argparse.ArgumentParser()
-parser.add_argument("--data", type=Path, required=True)
-parser.add_argument("--out", type=Path, default=HERE / "trained")
-parser.add_argument("--steps", type=int, default=1000)
-parser.add_argument("--batch", type=int, default=16)
-parser.add_argument("--length", type=int, default={length})
-parser.add_argument("--lr", "--learning-rate", type=float, {rate}, help="as you would give the base; {source}")
-chosen = parser.parse_args()
-
-rows = [json.loads(line) for line in chosen.data.read_text(encoding="utf-8").splitlines() if line.strip()]
+{head}rows = [json.loads(line) for line in chosen.data.read_text(encoding="utf-8").splitlines() if line.strip()]
 tokenizer = None
 if "input_ids" in rows[0]:
     tokens = [token for row in rows for token in row["input_ids"]]
@@ -63,8 +51,6 @@ trainer = Trainer(
     eval_dataset=list(texts[-held:]),
     data_collator=collate,
     processing_class=tokenizer,  # saved with the model
-    callbacks=[mu.trainers.HuggingFaceCallback(HERE)],  # each tensor's own rate, eps and decay
-)
 {run}'''
 
 PAIRS = '''"""Train this model with sentence-transformers: python train.py --data pairs.jsonl [--steps 1000]
@@ -86,18 +72,7 @@ from sentence_transformers import (
 )
 from sentence_transformers.losses import MultipleNegativesRankingLoss
 
-import mupscale as mu
-
-HERE = Path(__file__).resolve().parent
-parser = argparse.ArgumentParser()
-parser.add_argument("--data", type=Path, required=True)
-parser.add_argument("--out", type=Path, default=HERE / "trained")
-parser.add_argument("--steps", type=int, default=1000)
-parser.add_argument("--batch", type=int, default=16)
-parser.add_argument("--lr", "--learning-rate", type=float, {rate}, help="as you would give the base; {source}")
-chosen = parser.parse_args()
-
-rows = [json.loads(line) for line in chosen.data.read_text(encoding="utf-8").splitlines() if line.strip()]
+{head}rows = [json.loads(line) for line in chosen.data.read_text(encoding="utf-8").splitlines() if line.strip()]
 pairs = [{{"anchor": row["anchor"], "positive": row["positive"]}} for row in rows]
 held = max(2, len(pairs) // 50)  # the last fiftieth is held out
 if len(pairs) < 2 * held:
@@ -113,8 +88,6 @@ trainer = SentenceTransformerTrainer(
     train_dataset=Dataset.from_list(pairs[:-held]),
     eval_dataset=Dataset.from_list(pairs[-held:]),
     loss=MultipleNegativesRankingLoss(model),
-    callbacks=[mu.trainers.HuggingFaceCallback(HERE)],  # each tensor's own rate, eps and decay
-)
 {run}'''
 
 IMAGES = '''"""Train this model with the stock Trainer: python train.py --data images.safetensors [--steps 1000]
@@ -131,18 +104,7 @@ import transformers
 from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 
-import mupscale as mu
-
-HERE = Path(__file__).resolve().parent
-parser = argparse.ArgumentParser()
-parser.add_argument("--data", type=Path, required=True)
-parser.add_argument("--out", type=Path, default=HERE / "trained")
-parser.add_argument("--steps", type=int, default=1000)
-parser.add_argument("--batch", type=int, default=16)
-parser.add_argument("--lr", "--learning-rate", type=float, {rate}, help="as you would give the base; {source}")
-chosen = parser.parse_args()
-
-data = load_file(chosen.data)
+{head}data = load_file(chosen.data)
 images, labels = data["pixel_values"].float(), data["labels"].long()
 if len(labels) < 2:
     raise SystemExit(f"{{chosen.data}} has fewer than two images")
@@ -160,10 +122,22 @@ trainer = Trainer(
     args=arguments,
     train_dataset=rows[:-held],
     eval_dataset=rows[-held:],
-    callbacks=[mu.trainers.HuggingFaceCallback(HERE)],  # each tensor's own rate, eps and decay
-)
 {run}'''
 
+TEXTS = {"tokens": TOKENS, "pairs": PAIRS, "images": IMAGES}
+HEAD = """import mupscale as mu
+
+HERE = Path(__file__).resolve().parent
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", type=Path, required=True)
+parser.add_argument("--out", type=Path, default=HERE / "trained")
+parser.add_argument("--steps", type=int, default=1000)
+parser.add_argument("--batch", type=int, default=16)
+{length}parser.add_argument("--lr", "--learning-rate", type=float, {rate}, help="as you would give the base; {source}")
+chosen = parser.parse_args()
+
+"""
+LENGTH = 'parser.add_argument("--length", type=int, default={length})\n'
 SETTINGS = """    output_dir=str(chosen.out),
     max_steps=chosen.steps,
     per_device_train_batch_size=chosen.batch,
@@ -176,7 +150,9 @@ SETTINGS = """    output_dir=str(chosen.out),
     save_steps=max(1, chosen.steps // 2),
     report_to=[],"""
 """Of the arguments of both trainers."""
-RUN = """print("held-out loss before:", trainer.evaluate()["eval_loss"])
+RUN = """    callbacks=[mu.trainers.HuggingFaceCallback(HERE)],  # each tensor's own rate, eps and decay
+)
+print("held-out loss before:", trainer.evaluate()["eval_loss"])
 trainer.train()
 print("held-out loss after:", trainer.evaluate()["eval_loss"])
 trainer.save_model(str(chosen.out))

@@ -84,21 +84,16 @@ def train_script(about: Mapping[str, Any]) -> str | None:
     if data is None:
         return None
     lr, source = rate_of(about)
-    filled = {
-        "architecture": about["architecture"],
-        "settings": scripts.SETTINGS,
-        "run": scripts.RUN,
-        "rate": "required=True" if lr is None else f"default={lr}",
-        "source": source,
-    }
-    if data != "tokens":
-        return (scripts.PAIRS if data == "pairs" else scripts.IMAGES).format(**filled)
-    masked = not writes_text(about)
+    rate = "required=True" if lr is None else f"default={lr}"
     config = about["config"]
     longest = config.get("max_position_embeddings") or config.get("n_positions") or _LENGTH
-    return scripts.TOKENS.format(
-        **filled,
+    length = scripts.LENGTH.format(length=min(_LENGTH, int(longest))) if data == "tokens" else ""
+    masked = not writes_text(about)
+    return scripts.TEXTS[data].format(
+        head=scripts.HEAD.format(length=length, rate=rate, source=source),
+        architecture=about["architecture"],
+        settings=scripts.SETTINGS,
+        run=scripts.RUN,
         labels=scripts.MASKED if masked else scripts.NEXT,
         mask=scripts.MASK if masked else "",
-        length=min(_LENGTH, int(longest)),
     )

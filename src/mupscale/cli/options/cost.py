@@ -42,7 +42,7 @@ def add_to(verbs: Any) -> None:
         examples=(
             "./base -k 2 --steps 10000 --batch 256 --context 1024",
             "proxy.py -k 4 --width 500 --proxy 100 --steps 100000",
-            "./base -k 2 --budget 3e18",
+            "./base -k 2 --spent 2e18 --budget 3e18",
         ),
     )
     verb.add_argument(

@@ -83,7 +83,8 @@ def _add_waking(verb: argparse.ArgumentParser) -> None:
         "--inputs",
         type=path,
         metavar="FILE",
-        help="safetensors or JSON by argument name, for the loss (default: text that the model writes)",
+        help="safetensors or JSON by argument name, for the loss, such as images.safetensors with pixel_values and labels "
+        "(default: text that the model writes)",
     )
     waking.add_argument("--no-loss", action="store_true", help="measure no loss")
 

@@ -12,7 +12,7 @@ from ...rules.axes import Layout
 
 
 def megatron_layouts(base: nn.Module, wide: nn.Module) -> dict[str, dict[int, Layout]]:
-    """The `layouts=` of a plan between two `GPTModel`s on one rank: fused query, key and value by groups, gate and up by halves.
+    """The `Declared(layouts=…)` of a plan between two `GPTModel`s on one rank: fused query, key and value by groups, gate and up by halves.
 
     The size of heads and the number of queries in a group stay; `num_attention_heads` and `num_query_groups` grow by one factor.
 

@@ -113,7 +113,7 @@ def assumed_roles(made: Draft, plan: Plan) -> set[Need]:
     return {
         Need(
             f"{name} reads its last growing axis (both grow by the same factor, so training does not show which; "
-            "declare roles= before adding noise)",
+            "write declared=mu.Declared(roles=…) before adding noise)",
             "assumption",
         )
         for name in dict.fromkeys(map(pattern_of, alike))

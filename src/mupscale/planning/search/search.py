@@ -265,7 +265,7 @@ def _refuse_undecided(knobs: list[Knob], tested: set[str]) -> None:
                     "search.tensor_undecided",
                     ", ".join(sorted(names)),
                     what,
-                    "use a loss that reaches it, or declare its roles= and layouts= in mu.infer_plan",
+                    "use a loss that reaches it, or write declared=mu.Declared(roles=…, layouts=…)",
                 )
             )
     raise_faults("the loss does not decide every tensor", faults)

@@ -116,7 +116,9 @@ def with_shown_roles(draft: Draft, trace: Trace) -> Draft:
             ):
                 views |= {id(out): (name, turns) for out in call.outputs}
             else:
-                seen.setdefault(name, set()).add(_shown_roles(call, position, turned))
+                # A product of two weights is a matrix itself, and what reads that is not shown here.
+                data = not trace.weight(call, 0)
+                seen.setdefault(name, set()).add(_shown_roles(call, position, turned) if data else None)
     changes = {}
     for name, (roles, *others) in seen.items():
         entry = draft.entries[name]

@@ -22,7 +22,7 @@ from ...models.build import Make, build
 from ...models.example_loss import ExampleInputs
 from ...models.float64 import cast_inputs, lifted_casts
 from ...models.names import named_tensors
-from ...planning.declare import Declared
+from ...planning.declare import Declared, sound_with
 from ...planning.infer import find_plan, infer_plan, measured_with
 from ...plans.direction import Direction
 from ...plans.plan import Plan
@@ -43,6 +43,8 @@ _LOG = logging.getLogger("mupscale")
 _SEARCHED = 2_000_000
 """Entries of a wide model up to which a plan is searched for after a failure: up to 600 trials of a few milliseconds."""
 
+_UNDECLARED = Declared()
+
 
 def verify(
     base: Run | nn.Module,
@@ -53,6 +55,7 @@ def verify(
     loss: Loss | None = None,
     example_inputs: ExampleInputs | None = None,
     plan: Plan | None = None,
+    declared: Declared | None = None,
     steps: int = 10,
     dtype: torch.dtype = torch.float64,
     tolerance: float | None = None,
@@ -63,7 +66,7 @@ def verify(
     `step(run, i)` takes one optimizer step on the i-th batch and returns the loss. It is called on copies of both runs
     with the same random seed. With `batches`, a data loader for example, each batch is drawn once, and `step(run, batch)`
     gets the same one for both runs. Without a step, `loss(model)` tests only the gradient identity, and
-    `example_inputs`, as for `grow`, only that of the outputs. Dropout is off.
+    `example_inputs`, as for `grow`, only that of the outputs. `declared` is as for `grow`. Dropout is off.
 
     >>> import torch
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -98,15 +101,16 @@ def verify(
         refuse_hooks(side)
     if step is not None and batches is not None:
         step = with_batches(step, batches, steps)
+    said = sound_with(declared, plan)
     chosen = plan if plan is not None else wide.plan if isinstance(wide, Run) else None
     # Built once, and outside the context in which new tensors are float64.
     ahead = wide if isinstance(wide, Run) else build(wide)
     if chosen is None:
         model = ahead.model if isinstance(ahead, Run) else ahead
         try:
-            chosen = infer_plan(start.model, model)
+            chosen = infer_plan(start.model, model, declared=said)
         except Undecided:
-            chosen = _searched(start, model, step, loss)
+            chosen = _searched(start, model, step, loss, said)
     need = memory(start, chosen, dtype)
     _LOG.info("verify: two copies in %s, about %.2f GB", str(dtype).removeprefix("torch."), need / 1e9)
     measuring = _Copies(
@@ -125,12 +129,14 @@ def verify(
         return measuring.certificate(need)
 
 
-def _searched(base: Run, wide: nn.Module, step: Step | None, loss: Loss | None) -> Plan:
+def _searched(
+    base: Run, wide: nn.Module, step: Step | None, loss: Loss | None, declared: Declared = _UNDECLARED
+) -> Plan:
     """The plan that a search finds, by the loss, or by the loss inside the step."""
     if loss is None:
         assert step is not None
         loss = loss_of(step, len(base.optimizers))
-    return find_plan(base.model, wide, loss, Declared()).plan
+    return find_plan(base.model, wide, loss, declared).plan
 
 
 @dataclass

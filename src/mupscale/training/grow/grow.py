@@ -17,6 +17,7 @@ from ...errors import MupscaleError, raise_faults
 from ...models.build import Make, build
 from ...models.example_loss import ExampleInputs
 from ...models.names import named_tensors, unwrap
+from ...planning.declare import Declared
 from ...planning.infer import measured_with
 from ...plans.direction import Direction
 from ...plans.plan import Plan
@@ -40,6 +41,7 @@ def grow(
     loss: Loss | None = None,
     example_inputs: ExampleInputs | None = None,
     plan: Plan | None = None,
+    declared: Declared | None = None,
     step_cost: float | None = None,
     prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
@@ -48,11 +50,11 @@ def grow(
 
     `by="copies"` copies every unit and divides what reads it; `by="units"` adds units that are zero and stay asleep until
     `upscale` or noise wakes them. Both are exact.
-    A plan is found and measured with `loss(model)`, your loss on one batch, or with `example_inputs`, a tuple or a dict
-    for `forward`; a given `plan` is measured. Neither is needed for a plan that was proved before, or if torch's own
-    modules decide it. Otherwise the run is refused, or widened without a proof if `prove=False`, which its provenance
-    records. Tensors keep the base's dtype and device. A run with a `GrowthSchedule` needs `step_cost`, what one step
-    costs from now on.
+    A plan is found and measured with `loss(model)`, your loss on one batch, or with `example_inputs`, a tuple or a
+    dict for `forward`; a given `plan` is measured. `declared` says what shapes do not show, as for `infer_plan`.
+    Neither is needed for a plan that was proved before, or if torch's own modules decide it. Otherwise the run is
+    refused, or widened without a proof if `prove=False`, which its provenance records. Tensors keep the base's dtype
+    and device. A run with a `GrowthSchedule` needs `step_cost`, what one step costs from now on.
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> wide = grow(Run(base), lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
@@ -67,7 +69,14 @@ def grow(
     refuse_other_way(None if by == "copies" else by, plan)  # a plan may be given without by=
     built = build(wide)
     chosen, proof = proved_plan(
-        start.model, built, plan, measured_with(loss, example_inputs), prove, Ways(by), wide
+        start.model,
+        built,
+        plan,
+        measured_with(loss, example_inputs),
+        prove,
+        Ways(by),
+        wide,
+        declared=declared,
     )
     direction = Direction(chosen)
     grown = carry(start, built, wide, direction, rules, settings=prove)

@@ -29,7 +29,7 @@ from ...models.float64 import lifted_casts, prepare
 from ...models.names import named_tensors, unwrap
 from ...noise.kinds import NewUnits, Noise
 from ...planning.awake import woken
-from ...planning.declare import Declared
+from ...planning.declare import Declared, sound_with
 from ...planning.facts.decided import why_undecided
 from ...planning.infer import find_plan, guessed_plan, infer_plan, plan_of_shapes, proved_by
 from ...planning.search.not_found import Sizes
@@ -71,6 +71,7 @@ def proved_plan(
     ways: Ways = COPIES,
     fresh: Make | None = None,
     noise: Noise | None = None,
+    declared: Declared | None = None,
 ) -> tuple[Plan, dict[str, Any]]:
     """The plan to grow by, and the record of what proved it; raises if nothing does.
 
@@ -78,17 +79,18 @@ def proved_plan(
     where no plan is given. `fresh` builds the wide model with weights, which are looked at where blocks are new. `noise` is
     what will wake new units or split copies, where waking should move no loss.
     """
+    said = sound_with(declared, plan)
     refuse_other_device_map(base, built)
     if plan is not None:
         expect_plan(plan)
         check_end(plan, base, "base")
         check_end(plan, built, "wide")
-    _refuse_hooks(unwrap(base), unwrap(built), plan, ways)
+    _refuse_hooks(unwrap(base), unwrap(built), plan, ways, said)
     # Without a proof nothing shows whether the wide model's own settings are meant.
     differences = compare_attributes(base, built, plan) if prove else []
     carry_attributes_(built, differences)
     if loss is None or not prove:
-        chosen = plan if plan is not None else infer_plan(base, built, by=ways.by)
+        chosen = plan if plan is not None else infer_plan(base, built, by=ways.by, declared=said)
         changed = changed_code(chosen.code, base, built) if prove else ""
         if changed:
             warnings.warn(f"{changed}; add loss= or example_inputs=, and it is proved again", stacklevel=3)
@@ -101,7 +103,7 @@ def proved_plan(
         record: dict[str, Any] = {"by": chosen.proof, **({"changed": changed} if changed else {})}
     else:
         try:
-            chosen, record = _measured_plan(base, built, plan, loss, ways, fresh, noise)
+            chosen, record = _measured_plan(base, built, plan, loss, ways, fresh, noise, said)
         except NotExact as error:
             raise _with_differences(error, differences) from error.__cause__
     carried = {d.path: plain_value(d.base) for d in differences if d.kind == "carried"}
@@ -111,13 +113,15 @@ def proved_plan(
     return chosen, record
 
 
-def _refuse_hooks(base: nn.Module, built: nn.Module, plan: Plan | None, ways: Ways) -> None:
+def _refuse_hooks(
+    base: nn.Module, built: nn.Module, plan: Plan | None, ways: Ways, declared: Declared
+) -> None:
     """Raise for hooks on gradients that cannot be carried, before a proof that may take minutes."""
     if has_hooks(base):
         likely = plan
         if plan is None:
             with suppress(MupscaleError):  # what shapes leave open is searched for later
-                likely = plan_of_shapes(base, built, ways)
+                likely = plan_of_shapes(base, built, ways, declared)
         refuse_hooks(base, built, likely, sure=plan is not None)
 
 
@@ -140,6 +144,7 @@ def _measured_plan(
     ways: Ways,
     fresh: Make | None,
     noise: Noise | None,
+    declared: Declared,
 ) -> tuple[Plan, dict[str, Any]]:
     """The given plan after it was measured, or the one that a search finds, and the record of the measurement."""
     small = _float64_bytes(base, built) <= FLOAT64_BYTES
@@ -150,9 +155,9 @@ def _measured_plan(
         measured.raise_if_broken()
         unlearned = Sizes() if noise is None else _unlearned(pair, noise, given=True)
         return _proved(pair, measured, unlearned)
-    if not small and (guessed := _guessed(base, built, loss, ways, noise)) is not None:
+    if not small and (guessed := _guessed(base, built, loss, ways, noise, declared)) is not None:
         return guessed
-    found = find_plan(base, built, loss, Declared(), ways, fresh=fresh)
+    found = find_plan(base, built, loss, declared, ways, fresh=fresh)
     unlearned = found.unlearned
     if noise is not None and ways.by != "units":  # such plans were woken while they were searched for
         unlearned = _unlearned(_Pair(base, built, found.plan, small, loss), noise, given=ways.by == "padded")
@@ -161,12 +166,12 @@ def _measured_plan(
 
 
 def _guessed(
-    base: nn.Module, built: nn.Module, loss: Loss, ways: Ways, noise: Noise | None
+    base: nn.Module, built: nn.Module, loss: Loss, ways: Ways, noise: Noise | None, declared: Declared
 ) -> tuple[Plan, dict[str, Any]] | None:
     """The likeliest plan, measured on large models as they are; None if it is not exact or leaves anything open."""
     try:
         with unhooked(base):
-            plan = guessed_plan(base, copied(built, hooks=False), loss, ways)
+            plan = guessed_plan(base, copied(built, hooks=False), loss, ways, declared)
         pair = _Pair(base, built, plan, small=False, loss=loss, guess=True)
         with pair.computing():
             measured = pair.certificate()

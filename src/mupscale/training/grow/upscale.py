@@ -22,6 +22,7 @@ from ...noise.kinds import EXAMPLES, NewUnits, Noise, SignalNoise, SplitNoise, w
 from ...noise.resolve import resolve_noise, unused_seed
 from ...noise.resolved import NoisePlan
 from ...noise.where import exempt_of
+from ...planning.declare import Declared
 from ...planning.infer import measured_with
 from ...plans.block_order import new_blocks
 from ...plans.direction import Direction
@@ -52,6 +53,7 @@ def upscale(
     loss: Loss | None = None,
     example_inputs: ExampleInputs | None = None,
     plan: Plan | None = None,
+    declared: Declared | None = None,
     lr: float | None = None,
     peak_lr: float | None = None,
     step_cost: float | None = None,
@@ -86,7 +88,7 @@ def upscale(
     With `by="copies"` and no `noise` its size is chosen by this loss: the size at which it has risen by a twentieth of
     what the base has learned, or less if that would be a large increase, found with at most 11 forward passes.
     `AutoNoise(steps=…)` asks for more where long training follows.
-    `example_inputs`, `plan` and `prove` are as for `grow`.
+    `example_inputs`, `plan`, `declared` and `prove` are as for `grow`.
 
     >>> from mupscale import MupNoise
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -110,9 +112,8 @@ def upscale(
     refuse_other_way(by, plan)
     built = build(wide)
     wakes = waking if isinstance(waking, NewUnits | SplitNoise) else None
-    chosen, proof = proved_plan(
-        start.model, built, plan, measured_with(loss, example_inputs), prove, ways, wide, wakes
-    )
+    measure = measured_with(loss, example_inputs)
+    chosen, proof = proved_plan(start.model, built, plan, measure, prove, ways, wide, wakes, declared)
     if recipe is not None:
         start = at_recipe(recipe, start, chosen, rules)
     sized, resolved, choice = _sized(start, wide, waking, chosen, seed, loss, settings=prove)
