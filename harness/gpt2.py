@@ -55,10 +55,12 @@ def declared_plan(base: int, wide: int, layers: int = LAYERS, vocabulary: int = 
         lambda width: GPT2(width, layers, vocabulary),
         base,
         wide,
-        declared=mu.Declared(layouts={
-            "blocks.*.qkv.weight": {0: HEAD},
-            "blocks.*.qkv.bias": HEAD,
-            "blocks.*.proj.weight": {1: HEAD},
-        },
-        folds={"norm.*": Fraction(base, wide)}),
+        declared=mu.Declared(
+            layouts={
+                "blocks.*.qkv.weight": {0: HEAD},
+                "blocks.*.qkv.bias": HEAD,
+                "blocks.*.proj.weight": {1: HEAD},
+            },
+            folds={"norm.*": Fraction(base, wide)},
+        ),
     )

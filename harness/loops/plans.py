@@ -198,7 +198,9 @@ def whole_numbers_in_a_buffer() -> Pair:
 @whole_numbers_in_a_buffer.remedy
 def _() -> Pair:
     run = trained(Labelled)
-    plan = mu.infer_plan(run.model, lambda: Labelled(WIDE), loss=loss, declared=mu.Declared(layouts={"labels": 1}))
+    plan = mu.infer_plan(
+        run.model, lambda: Labelled(WIDE), loss=loss, declared=mu.Declared(layouts={"labels": 1})
+    )
     return grown(run, Labelled, plan=plan)
 
 

@@ -101,7 +101,9 @@ def loss_of(model, seed=0):
 @lru_cache
 def planned(base, wide):
     models = Model(base), Model(wide)
-    return mu.infer_plan(*models, loss=loss_of, declared=mu.Declared(layouts=mu.trainers.megatron_layouts(*models)))
+    return mu.infer_plan(
+        *models, loss=loss_of, declared=mu.Declared(layouts=mu.trainers.megatron_layouts(*models))
+    )
 
 
 torch.manual_seed(0)

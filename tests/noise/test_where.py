@@ -247,7 +247,9 @@ def test_names_are_found_through_wrappers_and_ties():
             self.table = nn.Embedding(5, n, padding_idx=1)
             self.table.weight = self.head.weight
 
-    grown = mu.plans.plan_between(Tied, 4, 8, declared=mu.Declared(roles={"head.weight": {1: "out"}}, folds={"head.weight": 1}))
+    grown = mu.plans.plan_between(
+        Tied, 4, 8, declared=mu.Declared(roles={"head.weight": {1: "out"}}, folds={"head.weight": 1})
+    )
     model = Tied(4)
     assert exempt_of(model, grown, "base").padding == {"head.weight": 1}
     averaged = torch.optim.swa_utils.AveragedModel(model)

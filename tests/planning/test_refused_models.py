@@ -218,7 +218,7 @@ def test_declarations_are_taken_by_every_function_that_plans(grow: Any):
     told = mu.Declared(layouts={"0.weight": 2, "2.weight": {0: 2, 1: 2}, "4.weight": 2})
     usual, found = grow(base, wide, loss=squares), grow(base, wide, loss=squares, declared=told)
     if isinstance(found, mu.Plan | mu.Run):
-        plans = [one if isinstance(one, mu.Plan) else one.plan for one in (usual, found)]
+        plans: list[Any] = [one if isinstance(one, mu.Plan) else one.plan for one in (usual, found)]
         assert [str(plan["2.weight"].axes[0]) for plan in plans] == ["out: 4x2", "out: 2x2 * 2"]
     refusal(lambda: grow(base, wide, loss=squares, declared={"layouts": {}}), "argument.wrong_type")
     refusal(

@@ -50,10 +50,14 @@ def test_a_buffer_without_a_declaration_is_copied():
 
 
 def test_the_search_scales_a_buffer_that_nothing_else_can_absorb():
-    plan = mu.plans.plan_between(Projected, 4, 8, declared=mu.Declared(layouts={"mask": 1}), loss=lambda m: m(X).square().mean())
+    plan = mu.plans.plan_between(
+        Projected, 4, 8, declared=mu.Declared(layouts={"mask": 1}), loss=lambda m: m(X).square().mean()
+    )
     assert str(plan["table"].change.s) == "1/2"
 
 
 def test_whole_numbers_are_not_scaled():
     with refused("scale.fold_of_whole_numbers", where=["mask", "torch.bool"]):
-        mu.plans.plan_between(Projected, 4, 8, declared=mu.Declared(layouts={"mask": 1}, folds={"mask": "1/2"}))
+        mu.plans.plan_between(
+            Projected, 4, 8, declared=mu.Declared(layouts={"mask": 1}, folds={"mask": "1/2"})
+        )

@@ -163,7 +163,9 @@ def test_parameters_of_another_model_are_refused(own):
 def test_a_plus_one_gain_with_a_fold_and_decay_is_refused():
     model = seeded(lambda: nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4)))
     plan = mu.infer_plan(
-        model, nn.Sequential(nn.Linear(3, 8), nn.RMSNorm(8)), declared=mu.Declared(plus_one=["1.weight"], folds={"1.weight": "1/2"})
+        model,
+        nn.Sequential(nn.Linear(3, 8), nn.RMSNorm(8)),
+        declared=mu.Declared(plus_one=["1.weight"], folds={"1.weight": "1/2"}),
     )
     make = lambda: nn.Sequential(nn.Linear(3, 8), nn.RMSNorm(8))  # noqa: E731
     decaying = mu.Run(model, torch.optim.AdamW(model.parameters(), weight_decay=0.1))

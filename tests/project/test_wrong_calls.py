@@ -151,7 +151,7 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
         lambda: mu.plans.plan_between(lambda n: nn.Linear(n, n), 4, 8), "argument.wrong_signature"),
     "a model and a size": (lambda: mu.infer_plan(BASE, 8),  # type: ignore[arg-type]
         lambda: mu.infer_plan(BASE, WIDE), "argument.not_a_model"),
-    "roles in a list": (lambda: infer(declared=mu.Declared(roles=["0.weight"])),
+    "roles in a list": (lambda: infer(declared=mu.Declared(roles=["0.weight"])),  # type: ignore[arg-type]
         lambda: infer(declared=mu.Declared(roles={"0.weight": "out"})), "argument.wrong_type"),
     "a layout from the end": (lambda: infer(declared=mu.Declared(layouts={"0.weight": {-1: 2}})),
         lambda: infer(declared=mu.Declared(layouts={"0.weight": {0: 2}, "2.weight": {1: 2}})), "axis.out_of_range"),

@@ -210,7 +210,9 @@ def test_a_wrong_layout_is_named_with_its_module():
     }
     right = mu.infer_plan(run.model, Attention(32, 8), declared=mu.Declared(layouts=blocks))
     assert check(run, lambda: Attention(32, 8), plan=right).holds
-    wrong = mu.infer_plan(run.model, Attention(32, 8), declared=mu.Declared(layouts={**blocks, "qkv.weight": {0: 1, 1: 1}}))
+    wrong = mu.infer_plan(
+        run.model, Attention(32, 8), declared=mu.Declared(layouts={**blocks, "qkv.weight": {0: 1, 1: 1}})
+    )
     failure = check(run, lambda: Attention(32, 8), plan=wrong).failure
     assert failure is not None
     assert (failure.where, "wrong layout" in failure.cause) == ("module proj", True)

@@ -92,7 +92,10 @@ def pairs() -> dict[str, tuple[nn.Module, nn.Module, mu.Plan]]:
         with_gradients(uneven, inputs),
         with_gradients(shard_small(copy.deepcopy(uneven)), inputs),
         mu.plans.plan_between(
-            small, 5, 10, declared=mu.Declared(layouts={"2.weight": {0: 1}, "2.bias": {0: 1}, "4.weight": {1: 1}})
+            small,
+            5,
+            10,
+            declared=mu.Declared(layouts={"2.weight": {0: 1}, "2.bias": {0: 1}, "4.weight": {1: 1}}),
         ),
     )
     return found
@@ -192,7 +195,9 @@ def collectives() -> int:
 
 def init() -> dict[str, Any]:
     """Names of tensors whose bits differ from those of one process, by layout and source of sizes; and refusals."""
-    plan = mu.plans.plan_between(Tied, 64, 128, declared=mu.Declared(folds={"norm.*": "1/2", "gain": "1/2"}, **DECLARED))
+    plan = mu.plans.plan_between(
+        Tied, 64, 128, declared=mu.Declared(folds={"norm.*": "1/2", "gain": "1/2"}, **DECLARED)
+    )
     simple = mu.plans.plan_between(Net, BASE, WIDE, example_inputs=(torch.arange(TOKENS),))
     torch.manual_seed(3)
     reference, tied = Net(BASE), Tied(64)

@@ -129,7 +129,9 @@ def test_a_small_pair_proves_a_plan_and_refuses_a_wrong_declaration():
     assert titan_plan(wide(2), wide(4)).proof == "none"
     assert titan_plan(wide(2), wide(4), small=pair).proof == "copy"
     with refused("search.no_exact_plan"):
-        titan_plan(wide(2), wide(4), small=pair, declared=mu.Declared(layouts={"attention.wo.weight": {0: 1, 1: 1}}))
+        titan_plan(
+            wide(2), wide(4), small=pair, declared=mu.Declared(layouts={"attention.wo.weight": {0: 1, 1: 1}})
+        )
 
 
 def test_a_manager_without_a_proof_is_refused_unless_it_is_asked_to_go_without():

@@ -56,7 +56,9 @@ def test_a_tied_readout_with_a_bias_grows():
 def test_noise_of_a_tied_embedding_is_the_same_at_every_width():
     """`MuSharedReadout` multiplies the embedding by the square root of the width: 2.83 at 64, 5.65 at 256."""
     for width in (64, 256):
-        plan = mu.plans.plan_between(TiedModel, 8, width, declared=mu.Declared(folds={"norm.weight": Fraction(8, width)}))
+        plan = mu.plans.plan_between(
+            TiedModel, 8, width, declared=mu.Declared(folds={"norm.weight": Fraction(8, width)})
+        )
         tied, matrix = plan["embed.weight"], plan["hidden.weight"]
         assert noise_size(tied.axes, tied.fold) == Scale.of(1)
         assert noise_size(matrix.axes) == Scale.of(width // 8) ** Fraction(-1, 2), "control: a matrix moves"
@@ -82,7 +84,10 @@ def test_stacked_matrices_get_the_rate_of_a_matrix():
     """`MuSGD` reads dimensions 1 and 0 of an (E, out, in) weight as fan-in and fan-out: lr/8 in place of lr."""
     searched = mu.plans.plan_between(lambda sizes: Stack(*sizes), (4, 4), (8, 8), loss=loss_on(vectors()))
     declared = mu.plans.plan_between(
-        lambda sizes: Stack(*sizes), (4, 4), (8, 8), declared=mu.Declared(roles={"experts": {1: "out", 2: "in"}})
+        lambda sizes: Stack(*sizes),
+        (4, 4),
+        (8, 8),
+        declared=mu.Declared(roles={"experts": {1: "out", 2: "in"}}),
     )
     assert searched == declared
     change = searched["experts"].change

@@ -387,7 +387,11 @@ class Words(nn.Module):
 
 @pytest.mark.parametrize("n", [4, 12])
 def test_sparse_gradients_are_clipped_by_value_and_by_norm(n: int):
-    plan = mu.plans.plan_between(Words, 4, n, declared=mu.Declared(roles={"context.weight": "in"})) if n > 4 else None
+    plan = (
+        mu.plans.plan_between(Words, 4, n, declared=mu.Declared(roles={"context.weight": "in"}))
+        if n > 4
+        else None
+    )
     base = seeded(Words, 4)
     with torch.sparse.check_sparse_tensor_invariants():
         run = mu.grow(base, lambda: Words(n), plan=plan, prove=False) if plan else mu.Run(base)

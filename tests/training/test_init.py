@@ -112,7 +112,9 @@ DECLARED: dict[str, Any] = {"roles": {"gain": "out"}, "plus_one": ["gain"]}
 
 
 def test_tied_tensors_are_drawn_once_and_folds_and_shifts_follow_their_rule():
-    plan = mu.plans.plan_between(Tied, 64, 256, declared=mu.Declared(folds={"norm.*": "1/4", "gain": "1/2"}, **DECLARED))
+    plan = mu.plans.plan_between(
+        Tied, 64, 256, declared=mu.Declared(folds={"norm.*": "1/4", "gain": "1/2"}, **DECLARED)
+    )
     model = mu.init_(Tied(256), plan, std=seeded(Tied, 64))
     assert isinstance(model, Tied)
     assert model.head.weight is model.embed.weight
@@ -124,7 +126,9 @@ def test_tied_tensors_are_drawn_once_and_folds_and_shifts_follow_their_rule():
 def test_a_drawn_tensor_with_a_fold_or_a_shift_is_scaled_as_a_whole():
     reference = seeded(Tied, 64)
     nn.init.normal_(reference.gain, std=0.1)
-    plan = mu.plans.plan_between(Tied, 64, 4096, declared=mu.Declared(folds={"gain": "1/2", "embed.weight": "1/8"}, **DECLARED))
+    plan = mu.plans.plan_between(
+        Tied, 64, 4096, declared=mu.Declared(folds={"gain": "1/2", "embed.weight": "1/8"}, **DECLARED)
+    )
     model: Any = mu.init_(Tied(4096), plan, std=reference)
     assert_size(model.embed.weight, sizes(reference)["embed.weight"] / 8, "folded")
     gain, want = 1 + model.gain.detach().double(), 0.5 * sizes(reference)["gain"]
@@ -150,7 +154,9 @@ def test_bits_depend_on_seed_name_and_index_only():
     layouts = {"second.weight": {1: 1}}
     models = []
     for extra in (False, True):
-        plan = mu.plans.plan_between(partial(Reordered, extra=extra), 64, 128, declared=mu.Declared(layouts=layouts))
+        plan = mu.plans.plan_between(
+            partial(Reordered, extra=extra), 64, 128, declared=mu.Declared(layouts=layouts)
+        )
         torch.manual_seed(extra)
         models.append(mu.init_(Reordered(128, extra), plan, std=std))
     for name, p in models[0].named_parameters():

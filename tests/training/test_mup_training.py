@@ -140,7 +140,9 @@ def test_a_llama_of_eight_billion_needs_at_most_eight_groups():
     with torch.device("meta"):
         reference, model = LlamaShape((256, 128, 688)), LlamaShape((4096, 1024, 14336))
     layouts = {f"layers.*.{name}.weight": {1: 1} for name in ("q", "k", "v", "o", "gate", "up", "down")}
-    plan = mu.infer_plan(reference, model, declared=mu.Declared(layouts={**layouts, "readout.weight": {1: 1}}))
+    plan = mu.infer_plan(
+        reference, model, declared=mu.Declared(layouts={**layouts, "readout.weight": {1: 1}})
+    )
     assert sum(math.prod(p.shape) for p in model.parameters()) > 8e9
     skip = ["*norm*", "embed.weight"]
     groups = mu.param_groups(model, plan, optim.AdamW, lr=3e-3, weight_decay=0.1, no_decay=skip)

@@ -90,7 +90,9 @@ def test_complex_weights_are_searched_and_verified():
     certificate = mu.verify(run, lambda: Spectral(8), plan=plan, step=step, steps=3)
     assert certificate.holds
     assert certificate.worst < 1e-9
-    wrong = mu.plans.plan_between(Spectral, 4, 8, declared=mu.Declared(roles={"gain": "out"}, folds={"gain": "101/100"}))
+    wrong = mu.plans.plan_between(
+        Spectral, 4, 8, declared=mu.Declared(roles={"gain": "out"}, folds={"gain": "101/100"})
+    )
     assert not mu.verify(run, lambda: Spectral(8), plan=wrong, step=step, steps=3).holds
 
 
