@@ -190,18 +190,14 @@ class Labelled(Net):
         return super().hidden(x) * (1 + self.labels)
 
 
-@situation(Refused("model.growing_integer_buffer", "infer_plan("), "T5")
+@situation(Refused("model.growing_integer_buffer", "declared=mu.Declared("), "T5")
 def whole_numbers_in_a_buffer() -> Pair:
     return grown(trained(Labelled), Labelled)
 
 
 @whole_numbers_in_a_buffer.remedy
 def _() -> Pair:
-    run = trained(Labelled)
-    plan = mu.infer_plan(
-        run.model, lambda: Labelled(WIDE), loss=loss, declared=mu.Declared(layouts={"labels": 1})
-    )
-    return grown(run, Labelled, plan=plan)
+    return grown(trained(Labelled), Labelled, declared=mu.Declared(layouts={"labels": 1}))
 
 
 @situation(Refused("argument.wrong_signature", "lambda: "), "T5")
