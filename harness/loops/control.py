@@ -35,8 +35,8 @@ def switched_off() -> Iterator[None]:
     doors = [import_module(f"mupscale.training.grow.{name}") for name in ("grow", "upscale")]
     prove = doors[0].proved_plan
 
-    def unproved(base: Any, built: Any, plan: Any, *_: Any) -> Any:
-        return prove(base, built, plan, None, False)
+    def unproved(base: Any, built: Any, plan: Any, *_: Any, declared: Any = None) -> Any:
+        return prove(base, built, plan, None, False, declared=declared)
 
     with ExitStack() as patches:
         for name, stand_in in OFF.items():
