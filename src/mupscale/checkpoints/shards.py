@@ -271,6 +271,7 @@ def _copies(found: StoredTensor, entry: TensorPlan, parts: Mapping[str, Part]) -
 
     The names of copies follow from those of the base's experts:
 
+    >>> from mupscale.rules.axes import Axis
     >>> entry = TensorPlan(("up",), tuple(map(Axis.parse, ("out: 2x2", "3"))))
     >>> parts = {f"{e}.up": Part("up", ((e, 2), (0, 1)), (0,)) for e in range(2)}
     >>> found = StoredTensor("1.up", "up", (), parts["1.up"].cells, (0,))

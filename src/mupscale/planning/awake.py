@@ -69,6 +69,8 @@ def cut_for_waking(plan: Plan, base: nn.Module, wide: nn.Module, loss: Measured)
             continue
         if not (dead := trial.dead(tried) | stuck):
             return tried, dead
+        if stuck and any(after % before for before, after in dead):
+            continue  # nothing wakes, and no copies fit
         still.append((bool(stuck), tried, dead))
     if not still:
         error = NoPlanError("waking new units would change the loss", code="search.waking_moves_loss")
