@@ -43,7 +43,7 @@ class Reach:
     """Patterns of tensors that are known to be unused."""
 
     def decided(self, search: Callable[[Declared], Found], said: Declared) -> Found:
-        """What a search finds, if roles that no gradient decides are those of tensors that the class never uses."""
+        """What a search finds; tensors that the class never uses are written, in single units."""
         try:
             return search(said)
         except MupscaleError as error:
@@ -55,7 +55,8 @@ class Reach:
             silent = [name for name, g in grads.items() if g is None or not bool(g.any())]
             if not open_ <= self._spared(silent):
                 raise
-            return search(replace(said, roles={**said.roles, **dict.fromkeys(open_, "out")}))
+            roles, layouts = dict.fromkeys(open_, "out"), dict.fromkeys(open_, 1)
+            return search(replace(said, roles={**said.roles, **roles}, layouts={**said.layouts, **layouts}))
 
     def checked(self, found: Found) -> Found:
         """The plan, which names the tensors that the class never uses; raises if it leaves others untested."""

@@ -130,6 +130,7 @@ class _Search:
         self.proposals = Proposals(made, self.trials.trace)
         self.tried: set[Choice] = set()
         self.nearest = TrialOutcome((-2.0, 0), (), "nothing was tried")
+        self.improved = 0  # trials until the nearest
         self.started = self.reported = time.process_time()
         self.seconds = seconds
 
@@ -157,8 +158,16 @@ class _Search:
         raise not_found(self.made, len(self.tried), self._over(), self.nearest)
 
     def _over(self) -> bool:
-        most = UNITS_TRIALS if self.made.ways.by == "units" else TRIALS
-        return len(self.tried) >= most or time.process_time() - self.started > self.seconds
+        """Whether the trials or the time are used up, or by new units only the loss is wrong and stays so.
+
+        What zeros leave wrong outside all modules is set right by one of the first folds, or these sizes grow by copies.
+        """
+        if time.process_time() - self.started > self.seconds:
+            return True
+        if self.made.ways.by != "units":
+            return len(self.tried) >= TRIALS
+        stays = not self.nearest.where and len(self.tried) - self.improved > _TURN
+        return stays or len(self.tried) >= UNITS_TRIALS
 
     def _outcomes(self) -> Iterator[TrialOutcome]:
         """Try the likeliest choice, then what its first wrong call suggests, and go on from every improvement.
@@ -239,7 +248,7 @@ class _Search:
         outcome = self.trials.measure(self.choices.draft(choice))
         self.tried.add(choice)
         if outcome.score > self.nearest.score:
-            self.nearest = outcome
+            self.nearest, self.improved = outcome, len(self.tried)
         _LOG.debug("trial %d, score %s: %s", len(self.tried), outcome.score, self.choices.describe(choice))
         now = time.process_time()
         if now - self.reported > _REPORT:
