@@ -39,7 +39,7 @@ class Setting:
     constants: Mapping[str, Any] = field(default_factory=dict)
     clip: float | None = None
     shapes_tell: bool = True
-    declare: Callable[[int, int], dict[str, Any]] | None = None
+    declare: Callable[[int, int], mu.Declared] | None = None
     """What shapes do not tell about the plan between two widths; without it the gradient identity decides."""
     watch: Callable[[nn.Module], dict[str, float]] | None = None
     inputs: Callable[[], Any] | None = None
@@ -147,8 +147,8 @@ def _flops(setting: Setting, width: int) -> int:
 
 @cache
 def _plan(setting: Setting, narrow: int, wide: int) -> mu.Plan:
-    declared = {} if setting.declare is None else setting.declare(narrow, wide)
+    declared = None if setting.declare is None else setting.declare(narrow, wide)
     # A plan from the reference may have a fraction of copies: it gives units, and nothing grows by it.
     grows = wide % narrow == 0 and not setting.shapes_tell
     prove = (lambda model: setting.loss(model, 0, 0)) if grows else None
-    return mu.plans.plan_between(setting.build, narrow, wide, loss=prove, **declared)
+    return mu.plans.plan_between(setting.build, narrow, wide, loss=prove, declared=declared)

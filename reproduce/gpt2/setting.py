@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import mupscale as mu
+
 from ..data import WORDS, fineweb, text
 from ..scale import Scale
 from ..setting import Setting
@@ -46,13 +48,13 @@ class Sizes:
         early = self.reference / self.heads_at(self.reference)
         return float(early**0.5 / (width / self.heads_at(width)))
 
-    def declare(self, narrow: int, wide: int) -> dict[str, Any]:
+    def declare(self, narrow: int, wide: int) -> mu.Declared:
         """The plan in words: heads move as one where they grow in number, and the tied readout's 1/k is in the norm.
 
         The gradient identity finds the same, and takes long for wide models.
         """
         head = 1 if self.head_size is None else self.head_size
-        layouts = {
+        layouts: dict[str, int | dict[int, int]] = {
             "tokens.weight": 1,
             "positions.weight": 1,
             "*norm*": 1,
@@ -63,7 +65,7 @@ class Sizes:
             "*.up.weight": {0: 1, 1: 1},
             "*.down.weight": {0: 1, 1: 1},
         }
-        return {"layouts": layouts, "folds": {"norm.*": Fraction(narrow, wide)}}
+        return mu.Declared(layouts=layouts, folds={"norm.*": Fraction(narrow, wide)})
 
 
 class Block(nn.Module):
