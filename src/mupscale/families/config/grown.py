@@ -146,6 +146,14 @@ def _together(part: Mapping[str, Any], goal: Goal) -> Iterator[tuple[str, str, s
             "outputs stay, training does not",
             f"write {pair}, or leave kv_heads out",
         )
+    elif growth["heads"] > growth["kv_heads"] and names["G"] == 1 and growth.get("hidden", 1) > 1:
+        k = growth["heads"]
+        pair = f"heads={heads},kv_heads={heads}" if goal.sizes else f"heads={k},kv_heads={k}"
+        yield (
+            "goal.key_heads_left_behind",
+            f"heads {names['H']} -> {heads} with kv_heads {kv}: every query head has its own key and value head, and would share it",
+            f"write {pair}",
+        )
     elif growth["heads"] > growth["kv_heads"] and {growth[w].denominator for w in ("heads", "kv_heads")} != {
         1
     }:
