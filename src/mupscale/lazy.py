@@ -66,9 +66,9 @@ def lazy_subclass(
     True
     """
 
-    def look(asked: str) -> Any:
-        if asked != name:
-            raise AttributeError(f"module {module!r} has no attribute {asked!r}")
+    def look(attribute: str) -> Any:
+        if attribute != name:
+            raise AttributeError(f"module {module!r} has no attribute {attribute!r}")
         base = parent()
         attributes = {} if more is None else more(base)
         made = type(name, (hooks, base), {"__module__": module, "__doc__": hooks.__doc__, **attributes})

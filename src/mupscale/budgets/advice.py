@@ -164,7 +164,7 @@ def _beyond(what: str, value: float, measured: tuple[float, float]) -> Iterator[
 
 
 def _finished(losses: Iterable[tuple[float, float, float]]) -> list[Finished]:
-    told = list(losses)
+    runs = list(losses)
     faults = [
         Fault(
             "advice.not_a_finished_run",
@@ -172,13 +172,13 @@ def _finished(losses: Iterable[tuple[float, float, float]]) -> list[Finished]:
             f"it is {run!r}, expected three numbers above 0",
             "write (parameters, FLOPs, loss)",
         )
-        for i, run in enumerate(told)
+        for i, run in enumerate(runs)
         if not isinstance(run, Sequence)
         or len(run) != 3
         or any(wrong_number("", v, "", above=True) for v in run)
     ]
     raise_faults("these are not losses of runs", faults)
-    return [Finished(*map(float, run)) for run in told]
+    return [Finished(*map(float, run)) for run in runs]
 
 
 def _check(

@@ -134,8 +134,8 @@ def stored() -> StoredLaw:
     >>> found.law.params[0] <= found.law.params[1]
     True
     """
-    told = json.loads(files(__package__).joinpath("law.json").read_text("utf-8"))
-    return StoredLaw(told["about"], Law(**_tuples(told["law"])), GrowthWorth(**_tuples(told["growth"])))
+    data = json.loads(files(__package__).joinpath("law.json").read_text("utf-8"))
+    return StoredLaw(data["about"], Law(**_tuples(data["law"])), GrowthWorth(**_tuples(data["growth"])))
 
 
 def samples(params: float, flops: float) -> float:
@@ -174,9 +174,13 @@ def fit(runs: Sequence[Finished], where: str = "losses", least: int = LEAST_RUNS
     raise_faults("no law of the loss can be fitted", faults)
     solved = _solve(runs)
     assert solved is not None
-    _, told = solved
+    _, constants = solved
     return Law(
-        *told, _spread(runs), len(runs), _range(run.params for run in runs), _range(run.flops for run in runs)
+        *constants,
+        _spread(runs),
+        len(runs),
+        _range(run.params for run in runs),
+        _range(run.flops for run in runs),
     )
 
 
@@ -266,14 +270,14 @@ def _range(values: Iterator[float]) -> tuple[float, float]:
     return min(known), max(known)
 
 
-def _rounded(told: list[tuple[str, Any]]) -> dict[str, Any]:
+def _rounded(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     def short(value: Any) -> Any:
         if isinstance(value, tuple):
             return [short(each) for each in value]
         return float(f"{value:.6g}") if isinstance(value, float) else value
 
-    return {name: short(value) for name, value in told}
+    return {name: short(value) for name, value in pairs}
 
 
-def _tuples(told: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+def _tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}

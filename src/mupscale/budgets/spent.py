@@ -1,4 +1,4 @@
-"""What a directory tells about a trained base: parameters from its headers, FLOPs and progress from trainer_state.json.
+"""What a directory says about a trained base: parameters from its headers, FLOPs and progress from trainer_state.json.
 
 No weight is read, and transformers is not needed.
 """

@@ -60,8 +60,8 @@ def factors(plan: Plan) -> list[dict[str, Any]]:
         if entry.kind != "parameter":
             continue
         all_factors = factors_of(rule, {"weight_decay": 0.0}, entry)
-        told = {key: str(all_factors[key]) for key in ("lr", "weight_decay", "eps")}
-        names = found.setdefault(tuple(told.items()), [])
+        adamw_factors = {key: str(all_factors[key]) for key in ("lr", "weight_decay", "eps")}
+        names = found.setdefault(tuple(adamw_factors.items()), [])
         if pattern_of(name) not in names:
             names.append(pattern_of(name))
     return [{**dict(key), "tensors": names} for key, names in found.items()]

@@ -95,7 +95,7 @@ def grow_directory(
         read_batch(options.batch)
     if is_done(start, out, request):
         if options.batch is not None or _is_unmeasured(out, request, options):
-            _tell_cost(start, out, request, options, on)
+            _report_cost(start, out, request, options, on)
         return Grown(out, "already there")
     job = begun(start, out, request, options.architecture)
     if job is not None:
@@ -114,7 +114,7 @@ def grow_directory(
     elif not run_worker(job, *options.share, report, threads=options.threads):
         return Grown(out, "share written", job)
     elif _is_unmeasured(out, request, options):
-        _tell_cost(start, out, request, options, on)
+        _report_cost(start, out, request, options, on)
     return Grown(out, "written", job)
 
 
@@ -252,7 +252,7 @@ def _is_unmeasured(out: Location, request: Request, options: Options) -> bool:
     return about is None or about.get("losses") is None
 
 
-def _tell_cost(base: Base, out: Location, request: Request, options: Options, on: Listener) -> None:
+def _report_cost(base: Base, out: Location, request: Request, options: Options, on: Listener) -> None:
     """Report what the noise of a finished directory costs."""
     from .measured_cost import stored_cost
 

@@ -128,60 +128,60 @@ def noise_record(
     from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
 
     plan, early, path = family.plan, base.early, base.directory.path
-    asked, told = _asked(request, plan, early, choice)
+    noise, settings = _requested_noise(request, plan, early, choice)
     stored = stored_plan(family)
     tensors = base.tensors(stored, Spelling.of(family))
     moves = weight_moves(stored, base.directory, tensors=tensors)[1]
     exempt = replace(family.exempt, frozen=family.exempt.frozen | set(family.reading.absent))
-    wanted = list(norms_wanted(asked, plan=plan, since=early, exempt=exempt))
+    wanted = list(norms_wanted(noise, plan=plan, since=early, exempt=exempt))
     files = [source.file for move in moves for source in move.sources]
     journal = NormJournal(out, path, files) if isinstance(out, Path) and wanted else None
     names = planned_names(tensors)
     norms = measured_in(path, moves, names, wanted, journal=journal, share=share, threads=threads)
     resolved = resolve_noise(
         lambda name, what: norms[name, what],
-        asked,
+        noise,
         plan=plan,
         seed=unused_seed(request.seed, early, base.history.seeds),
         since=early,
         exempt=exempt,
     )
     auto = {} if choice is None else {"auto": dict(choice)}
-    return {"kind": type(asked).__name__, "asked": told, **auto, **resolved.as_json()}
+    return {"kind": type(noise).__name__, "asked": settings, **auto, **resolved.as_json()}
 
 
-def _asked(
+def _requested_noise(
     request: Request, plan: Plan, early: Plan | None, choice: Mapping[str, Any] | None
 ) -> tuple[Noise, dict[str, Any]]:
     """The noise that was asked for, by size, by its cost or by recipe, and how it is recorded."""
     from ..noise.auto import AutoNoise
     from ..noise.kinds import CLASSES, NewUnits, Readers, SignalNoise
 
-    told: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     noise: Noise | AutoNoise
     if request.recipe is not None:
         recipe = request.recipe
         recipe.check(plan, early, [] if request.optimizer is None else [request.optimizer])
-        noise, told = recipe.noise, {"lr": recipe.lr, "recipe": f"proxy of width {recipe.width}"}
+        noise, settings = recipe.noise, {"lr": recipe.lr, "recipe": f"proxy of width {recipe.width}"}
         if isinstance(noise, NewUnits):
-            told |= {"readers": noise.readers, "size": noise.size}
+            settings |= {"readers": noise.readers, "size": noise.size}
     elif request.rise is None:
         assert request.noise is not None
         scheme, value = request.noise
         if scheme in get_args(Readers):
-            noise, told = NewUnits(cast("Readers", scheme), value), {"readers": scheme, "size": value}
+            noise, settings = NewUnits(cast("Readers", scheme), value), {"readers": scheme, "size": value}
         else:
-            noise, told = CLASSES[scheme](value), {scheme: value}
+            noise, settings = CLASSES[scheme](value), {scheme: value}
     else:
         noise = AutoNoise(request.rise)
     if isinstance(noise, AutoNoise):
         assert choice is not None
-        return SignalNoise(choice["t"]), {"t": choice["t"], "chosen for a rise of": noise.share, **told}
-    return noise, told
+        return SignalNoise(choice["t"]), {"t": choice["t"], "chosen for a rise of": noise.share, **settings}
+    return noise, settings
 
 
 def config_digest(directory: Directory) -> str:
-    """What tells one configuration of a base from another."""
+    """What distinguishes one configuration of a base from another."""
     return hashlib.sha256(json.dumps(directory.config, sort_keys=True).encode()).hexdigest()
 
 
@@ -211,9 +211,9 @@ def job_of(
     check_config(directory, about)
     request = Request.from_json(about["request"])
     plan, noise = plan_and_noise(base, about)
-    told = about["spelling"]
-    parts = {name: Part.of_json(part) for name, part in told["parts"].items()}
-    reading = Reading.of_json(told)
+    spelling = about["spelling"]
+    parts = {name: Part.of_json(part) for name, part in spelling["parts"].items()}
+    reading = Reading.of_json(spelling)
     stored = plan_without(plan, [*about["not_stored"], *reading.absent])
     there = None if like is None else written_by(like)
     tensors = base.tensors(stored, Spelling(parts, reading.names, reading.left_out), there or {})

@@ -42,6 +42,6 @@ def _lost(maker: MoveMaker, move: Move) -> float:
         without = replace(there, making=replace(there.making, noise=None))
         return torch.eq(noisy, maker.block(Block(without, middle, shape)))
 
-    asked = ~same("F64")  # zeros that stay zero get none, and neither do trained entries without copies
-    count = int(asked.sum())
-    return float((same(move.target.dtype) & asked).sum()) / count if count else 0.0
+    reached = ~same("F64")  # zeros that stay zero get none, and neither do trained entries without copies
+    count = int(reached.sum())
+    return float((same(move.target.dtype) & reached).sum()) / count if count else 0.0

@@ -100,8 +100,8 @@ class Request:
             "by": None if self.goal.by == "copies" else self.goal.by,
         }
         kept["noise"] = None if self.noise is None else list(self.noise)
-        said = {key: value for key, value in unusual.items() if value is not None}
-        return {"multipliers": self.goal.k_text, **kept, **said}
+        given = {key: value for key, value in unusual.items() if value is not None}
+        return {"multipliers": self.goal.k_text, **kept, **given}
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> Request:
@@ -112,15 +112,15 @@ class Request:
         True
         """
         try:
-            said = dict(entry)
-            goal = Goal.parse(said.pop("multipliers"), said.pop("to", None), said.pop("by", "copies"))
-            noise, recipe, declared = (said.pop(key, None) for key in ("noise", "recipe", "declared"))
+            values = dict(entry)
+            goal = Goal.parse(values.pop("multipliers"), values.pop("to", None), values.pop("by", "copies"))
+            noise, recipe, declared = (values.pop(key, None) for key in ("noise", "recipe", "declared"))
             return Request(
                 goal,
                 noise=None if noise is None else (str(noise[0]), float(noise[1])),
                 recipe=None if recipe is None else _recipe(recipe),
                 declared=None if declared is None else Declarations.of_json(json.loads(declared)),
-                **said,
+                **values,
             )
         except (TypeError, ValueError, KeyError, IndexError) as error:
             raise MupscaleError(

@@ -16,7 +16,7 @@ from ..files.strict import parse_json, read_regular
 def run(chosen: argparse.Namespace) -> int:
     base = None if chosen.model is None else read_spent(chosen.model)
     params = chosen.params if base is None else base.params
-    spent, said = _spent(chosen, base)
+    spent, origin = _spent(chosen, base)
     finished = base is None or base.finished is not False
     advice = advise(
         params,
@@ -29,7 +29,7 @@ def run(chosen: argparse.Namespace) -> int:
         context=1 if chosen.context is None else chosen.context,
     )
     chosen.found = {"parameters": params, "spent": spent, "budget": chosen.budget, "advice": vars(advice)}
-    print(f"{params:,.0f} parameters, {spent:.4g} FLOPs spent{said}, {chosen.budget:.4g} left\n\n{advice}")
+    print(f"{params:,.0f} parameters, {spent:.4g} FLOPs spent{origin}, {chosen.budget:.4g} left\n\n{advice}")
     return 0
 
 
@@ -64,10 +64,10 @@ def _wider(base: Path, k: int) -> float:
 
 
 def _losses(path: Path) -> list[Any]:
-    told = parse_json(read_regular(path), str(path))
-    if not isinstance(told, list):
+    losses = parse_json(read_regular(path), str(path))
+    if not isinstance(losses, list):
         raise MupscaleError(
-            f"{path} holds a {type(told).__name__}, expected [[parameters, FLOPs, loss], …]",
+            f"{path} holds a {type(losses).__name__}, expected [[parameters, FLOPs, loss], …]",
             code="advice.losses_not_a_list",
         )
-    return told
+    return losses

@@ -56,26 +56,26 @@ def run(chosen: argparse.Namespace) -> int:
     levels: list[dict[str, Any]] = []
     for level in chosen.levels or ("bytes", "layout", *(["noise"] if about["noise"] is not None else [])):
         if level == "bytes":
-            said, faults = _bytes(base, chosen.wide, about, chosen.threads, chosen.quiet)
+            summary, faults = _bytes(base, chosen.wide, about, chosen.threads, chosen.quiet)
         elif level == "layout":
             working("planning again on a small copy", chosen)
             family = _family(directory, about)
-            said, faults = _layout(family, about)
+            summary, faults = _layout(family, about)
         elif level == "noise":
             if about["noise"] is None:
                 levels.append(_left_out(level, "the result has none"))
                 continue
             working("measuring the base again", chosen)
             family = family or _family(directory, about)
-            said, faults = _noise(base, family, about, chosen.threads)
+            summary, faults = _noise(base, family, about, chosen.threads)
         elif (why := _no_comparison(about)) is not None:
             levels.append(_left_out(level, why))
             continue
         else:
             working("loading both models", chosen)
-            said, faults = _model(directory, chosen.wide, about)
+            summary, faults = _model(directory, chosen.wide, about)
         held = held and not faults
-        levels.append(_print(level, said, faults))
+        levels.append(_print(level, summary, faults))
     chosen.found = {"levels": levels}
     return 0 if held else 1
 
@@ -85,9 +85,9 @@ def _left_out(level: str, why: str) -> dict[str, Any]:
     return {"level": level, "holds": None, "found": why}
 
 
-def _print(level: str, said: str, faults: list[Fault]) -> dict[str, Any]:
+def _print(level: str, summary: str, faults: list[Fault]) -> dict[str, Any]:
     """Print a level, and return it for `--json`."""
-    print(f"{level:7} {'holds' if not faults else 'FAILS'}: {said}", flush=True)
+    print(f"{level:7} {'holds' if not faults else 'FAILS'}: {summary}", flush=True)
     for fault in faults[:_SHOWN]:
         print(f"        {fault.where} [{fault.code}]: {fault.what}")
     if len(faults) > _SHOWN:
@@ -95,7 +95,7 @@ def _print(level: str, said: str, faults: list[Fault]) -> dict[str, Any]:
     return {
         "level": level,
         "holds": not faults,
-        "found": said,
+        "found": summary,
         "faults": [{"code": fault.code, "where": fault.where, "what": fault.what} for fault in faults],
     }
 
@@ -135,8 +135,8 @@ def _bytes(
     with shown_progress("comparing", quiet) as report:
         faults = check_bytes(job, report=report, threads=workers)
     total = sum(file.size for file in job.files)
-    said = f"{len(job.moves)} tensors and {len(job.carried) + len(job.texts)} other files, {total:,} bytes compared"
-    return said, faults
+    summary = f"{len(job.moves)} tensors and {len(job.carried) + len(job.texts)} other files, {total:,} bytes compared"
+    return summary, faults
 
 
 def _family(directory: Directory, about: dict[str, Any]) -> FamilyPlan:
@@ -158,12 +158,12 @@ def _family(directory: Directory, about: dict[str, Any]) -> FamilyPlan:
 def _layout(family: FamilyPlan, about: dict[str, Any]) -> tuple[str, list[Fault]]:
     request = Request.from_json(about["request"])
     seen = family.evidence
-    said = (
+    summary = (
         f"gradients of a small copy agree to {seen.worst_gradient:.0e}, {seen.steps} AdamW steps to "
         f"{seen.worst_step:.0e} (with the base's rates and eps {seen.control:.0e})"
     )
     if family.plan.carries_mean:
-        said = (
+        summary = (
             f"loss and pulled-back gradients of a small copy agree to {max(seen.worst_gradient, seen.worst_step):.0e} (with "
             f"zeros for means the loss is off by {seen.control:.0e})"
         )
@@ -186,34 +186,36 @@ def _layout(family: FamilyPlan, about: dict[str, Any]) -> tuple[str, list[Fault]
         faults = faults or [
             Fault("growth.plan_differs", "plan", "the record's plan is not the one found now")
         ]
-    return said, faults
+    return summary, faults
 
 
 def _noise(base: Base, family: FamilyPlan, about: dict[str, Any], threads: int) -> tuple[str, list[Fault]]:
     """The sizes of the noise against those that its request and the base give now."""
-    told = about["noise"]
-    found = noise_record(base, family, Request.from_json(about["request"]), told.get("auto"), threads=threads)
+    stored = about["noise"]
+    found = noise_record(
+        base, family, Request.from_json(about["request"]), stored.get("auto"), threads=threads
+    )
     faults = [
         Fault("growth.noise_differs", where, f"{old} in the record, {new} by the base")
-        for where, old, new in _unequal(told, found)
+        for where, old, new in _unequal(stored, found)
     ]
     sized = {*found["sigmas"], *found.get("woken", ())}
     return f"the noise of {len(sized)} tensors has the sizes that the base gives", faults
 
 
-def _unequal(told: Any, found: Any, where: str = "noise") -> Iterator[tuple[str, Any, Any]]:
+def _unequal(stored: Any, found: Any, where: str = "noise") -> Iterator[tuple[str, Any, Any]]:
     """Where two records differ by more than norms are measured to, with what each says."""
-    if isinstance(told, Mapping) and isinstance(found, Mapping):
-        for key in sorted({*told, *found}):
-            yield from _unequal(told.get(key, "nothing"), found.get(key, "nothing"), f"{where}: {key}")
-    elif isinstance(told, (list, tuple)) and isinstance(found, (list, tuple)) and len(told) == len(found):
-        for old, new in zip(told, found, strict=True):
+    if isinstance(stored, Mapping) and isinstance(found, Mapping):
+        for key in sorted({*stored, *found}):
+            yield from _unequal(stored.get(key, "nothing"), found.get(key, "nothing"), f"{where}: {key}")
+    elif isinstance(stored, (list, tuple)) and isinstance(found, (list, tuple)) and len(stored) == len(found):
+        for old, new in zip(stored, found, strict=True):
             yield from _unequal(old, new, where)
-    elif isinstance(told, float) and isinstance(found, float):
-        if not isclose(told, found, rel_tol=_MEASURED):
-            yield where, f"{told:.4g}", f"{found:.4g}"
-    elif told != found:
-        yield where, told, found
+    elif isinstance(stored, float) and isinstance(found, float):
+        if not isclose(stored, found, rel_tol=_MEASURED):
+            yield where, f"{stored:.4g}", f"{found:.4g}"
+    elif stored != found:
+        yield where, stored, found
 
 
 def _no_comparison(about: dict[str, Any]) -> str | None:
@@ -243,7 +245,7 @@ def _model(directory: Directory, wide: Location, about: dict[str, Any]) -> tuple
         faults.insert(
             0, Fault("growth.outputs_differ", "outputs", f"they differ by {found['gap']:.1e} (relative)")
         )
-    said = (
+    summary = (
         f"outputs agree to {found['gap']:.0e}, gradients of {len(errors)} tensors to {worst:.0e}, in float64"
     )
-    return said, faults
+    return summary, faults

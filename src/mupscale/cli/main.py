@@ -74,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except OSError as error:
-        told = f"{error.filename or 'a file'}: {error.strerror or error}"
-        print(f"mupscale: {shown(told)} [file.unreadable]", file=sys.stderr)
+        message = f"{error.filename or 'a file'}: {error.strerror or error}"
+        print(f"mupscale: {shown(message)} [file.unreadable]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         kept = "; what is written is kept, run the same command again to continue"

@@ -204,15 +204,15 @@ def woken(directory: Directory, family: FamilyPlan) -> str:
     by = f"; by copies, where zeros are not possible: {', '.join(sizes)}" if sizes else ""
     if jump is not None and jump > JUMP:
         return f"waking would move the loss by {jump:.0e} on the small copy, so upscale refuses it; grow leaves it asleep{by}\n"
-    said = (
+    text = (
         f"new units wake, and the loss is the base's: it moves by {jump or 0.0:.0e} on the small copy{by}\n"
     )
     if means:
-        said += (
+        text += (
             f"new channels carry the mean of the others, which LayerNorm subtracts: {', '.join(means)}. Outputs are the base's, and "
             f"training is not. The means cost {size(_read_for_means(directory, family.plan))} that each writer may read again\n"
         )
-    return said
+    return text
 
 
 def _read_for_means(directory: Directory, plan: Plan) -> int:

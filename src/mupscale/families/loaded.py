@@ -191,8 +191,8 @@ def _ask(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return ask("load", request)
     except ChildDiedError as died:
-        said = (died.said or ["no output"])[-1]
+        last_line = (died.said or ["no output"])[-1]
         raise MupscaleError(
-            f"the process that loads the model ended with code {died.code}: {said}",
+            f"the process that loads the model ended with code {died.code}: {last_line}",
             code="model.loading_process_died",
         ) from None

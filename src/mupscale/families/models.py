@@ -73,10 +73,10 @@ def read_config(source: Mapping[str, Any] | str | Location) -> dict[str, Any]:
             )
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
+        reason = error.strerror if isinstance(error, OSError) else error
         remedy = "name a directory that save_pretrained has written, or its config.json"
         raise MupscaleError(
-            f"no configuration can be read from {path}: {said}; {remedy}", code="config.not_readable"
+            f"no configuration can be read from {path}: {reason}; {remedy}", code="config.not_readable"
         ) from None
     if not isinstance(found, dict):
         raise MupscaleError(

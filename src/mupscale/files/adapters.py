@@ -53,7 +53,7 @@ def merge_command(path: Location, merged: str) -> list[str]:
 
 def _task(path: Location) -> str:
     try:
-        told = parse_json(read_regular(path / _CONFIG), _CONFIG)
+        config = parse_json(read_regular(path / _CONFIG), _CONFIG)
     except (OSError, MupscaleError):
         return ""
-    return str(told.get("task_type")) if isinstance(told, dict) else ""
+    return str(config.get("task_type")) if isinstance(config, dict) else ""

@@ -129,9 +129,9 @@ def read_directory(path: Location | str, *, weights_needed: bool = True) -> Dire
 
 
 def _modules(path: Location) -> tuple[Module, ...]:
-    told = parse_json(read_regular(path / MODULES), MODULES)
+    entries = parse_json(read_regular(path / MODULES), MODULES)
     found, faults = [], []
-    for entry in told if isinstance(told, list) else [None]:
+    for entry in entries if isinstance(entries, list) else [None]:
         kind: Any
         folder: Any
         kind, folder = (
@@ -349,12 +349,14 @@ def _sharded(path: Location) -> dict[str, Place]:
             continue
         wanted = {name for name, other in where.items() if other == file}
         for name in sorted(found.keys() - wanted):
-            said = f"the index puts it into {where[name]}" if name in where else "the index does not name it"
+            index_says = (
+                f"the index puts it into {where[name]}" if name in where else "the index does not name it"
+            )
             faults.append(
                 Fault(
                     "directory.index_names_other_file" if name in where else "directory.index_lacks_tensor",
                     printable(name),
-                    f"in {file}, but {said}",
+                    f"in {file}, but {index_says}",
                 )
             )
         for name in sorted(wanted - found.keys()):

@@ -71,10 +71,10 @@ class WideFiles:
     texts: list[Text] = field(default_factory=list)
     not_carried: dict[str, str] = field(default_factory=dict)
 
-    def plain(self, told: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def plain(self, entries: Mapping[str, Any], where: str) -> dict[str, Any]:
         """The entries that hold plain values; the others are noted as not carried."""
         kept: dict[str, Any] = {}
-        for key, value in told.items():
+        for key, value in entries.items():
             odd = next(strange(value), None)
             if odd is None:
                 kept[key] = value

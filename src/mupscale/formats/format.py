@@ -32,7 +32,7 @@ class Asked:
     noise: Noise | None
     seed: int
     optimizer_class: str | None
-    """The class that left the optimizer state; None where the files tell."""
+    """The class that left the optimizer state; None where the files say it."""
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Heads:
-    """What the names and shapes of a model's tensors do not tell."""
+    """What the names and shapes of a model's tensors do not say."""
 
     size: int
     queries: int
@@ -120,7 +120,7 @@ class Heads:
 
 
 def heads_in(config: Mapping[str, Any]) -> Heads | None:
-    """The heads of a `config.json`; None where it does not tell.
+    """The heads of a `config.json`; None where it does not say.
 
     >>> heads_in({"hidden_size": 64, "num_attention_heads": 8, "model_type": "llama"})
     Heads(size=8, queries=8, keys=8, kind='llama')

@@ -30,7 +30,7 @@ _MOST_OBJECTS = 10_000_000  # of JSON; a record holds two plans, each with an ob
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What has to lie in a finished output: the size of every file, and what tells its bytes."""
+    """What has to lie in a finished output: the size of every file, and what identifies its bytes."""
 
     weights: dict[str, tuple[int, str]]
     """Files that moves fill, by fingerprint."""
@@ -57,9 +57,9 @@ def job_digest(job: Job) -> str:
 
 def about_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """The `about` of the job that ended in a record: what finishing it added is left out."""
-    told = {key: value for key, value in record.items() if key not in _ADDED}
+    kept = {key: value for key, value in record.items() if key not in _ADDED}
     base = {key: value for key, value in record["base"].items() if key in ("name", "config", "versions")}
-    return {**told, "base": base}
+    return {**kept, "base": base}
 
 
 def has_job(out: Location) -> bool:
@@ -98,14 +98,14 @@ def about_text(job: Job, base: Mapping[str, str], output: Mapping[str, str], *, 
     }
     if early:
         return json.dumps(about, indent=1, sort_keys=True) + "\n"
-    return _closed({**about, "small_files": {name: list(told) for name, told in _small(job).items()}})
+    return _closed({**about, "small_files": {name: list(entry) for name, entry in _small(job).items()}})
 
 
 def _closed(about: Mapping[str, Any]) -> str:
     """The text of a record, with a digest of its other entries at its end."""
-    told = {key: value for key, value in about.items() if key != "record"}
-    digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=32).hexdigest()
-    return json.dumps({**told, "record": digest}, indent=1) + "\n"
+    entries = {key: value for key, value in about.items() if key != "record"}
+    digest = hashlib.blake2b(json.dumps(entries).encode(), digest_size=32).hexdigest()
+    return json.dumps({**entries, "record": digest}, indent=1) + "\n"
 
 
 def _small(job: Job) -> dict[str, tuple[int, str]]:
@@ -134,19 +134,19 @@ def recorded_contents(out: Location) -> Contents:
         job = stored_job(out)
         _, output, about = recorded(out, job)
         return contents_of(job, about, output)
-    told = _record(out)
+    record = _record(out)
     with _without_fingerprints():
         weights = {
             name: (whole(entry["size"]), text(entry["digest"]))
-            for name, entry in named(told["files"]).items()
+            for name, entry in named(record["files"]).items()
         }
-        small = {name: (whole(size), text(sha)) for name, (size, sha) in named(told["small_files"]).items()}
+        small = {name: (whole(size), text(sha)) for name, (size, sha) in named(record["small_files"]).items()}
     wrong = [(name, path_fault(name)) for name in (*weights, *small)]
     raise_few(
         f"{ABOUT} names files elsewhere",
         [Fault(fault.code, printable(name), fault.what) for name, fault in wrong if fault is not None],
     )
-    closed = _closed(told).encode()
+    closed = _closed(record).encode()
     return Contents(weights, {**small, ABOUT: _of_bytes(closed)}, {ABOUT: closed})
 
 
@@ -154,18 +154,18 @@ def recorded_sources(out: Location) -> tuple[BaseFile, ...]:
     """The files of the base that a finished output was made from."""
     if has_job(out):
         return stored_job(out).sources
-    told = _record(out)
+    record = _record(out)
     with _without_fingerprints():
-        files = named(told["base"]["files"]).items()
+        files = named(record["base"]["files"]).items()
         return tuple(BaseFile(name, whole(entry["size"]), text(entry["ends"])) for name, entry in files)
 
 
 def recorded(folder: Location, job: Job) -> tuple[dict[str, str], dict[str, str], str]:
     """The fingerprints of base files and of output files that `mupscale.json` holds, and what its text should be with them."""
-    told = _record(folder)
+    record = _record(folder)
     with _without_fingerprints():
-        base = {name: text(entry["digest"]) for name, entry in named(told["base"]["files"]).items()}
-        output = {file.name: text(told["files"][file.name]["digest"]) for file in job.files}
+        base = {name: text(entry["digest"]) for name, entry in named(record["base"]["files"]).items()}
+        output = {file.name: text(record["files"][file.name]["digest"]) for file in job.files}
         return base, output, about_text(job, base, output, early=has_job(folder))
 
 

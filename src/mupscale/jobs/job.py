@@ -65,7 +65,7 @@ class Move:
             "std": making.noise.std,
             "paired": making.noise.paired,
             **({} if making.noise.without_row is None else {"without_row": making.noise.without_row}),
-            **({} if making.noise.zeros is None else {"zeros": _told(making.noise.zeros)}),
+            **({} if making.noise.zeros is None else {"zeros": _zeros_json(making.noise.zeros)}),
             **({} if making.noise.split is None else {"split": making.noise.split}),
         }
         join = making.join and {"stack" if making.join.stacked else "cat": making.join.dim}
@@ -84,7 +84,7 @@ class Move:
         return {**entry, **(join or {})}
 
 
-def _told(zeros: Waking) -> dict[str, Any]:
+def _zeros_json(zeros: Waking) -> dict[str, Any]:
     """What zeros get, as JSON; a row of new words is left out where there are none."""
     return {key: value for key, value in asdict(zeros).items() if value is not None}
 
@@ -254,12 +254,12 @@ def _noise(entry: Any) -> TensorNoise | None:
     sizes = _sizes(entry["std"])
     dims = (entry["paired"], entry.get("without_row"), entry.get("split"))
     paired, row, split = (None if n is None else whole(n) for n in dims)
-    told = entry.get("zeros")
+    waking = entry.get("zeros")
     zeros = None
-    if told is not None:
-        mean = None if told.get("mean") is None else tuple(map(number, told["mean"]))
-        cut, level = tuple(map(whole, told["cut"])), number(told["level"])
-        zeros = Waking(_sizes(told["std"]), cut, level, mean, flag(told.get("copied", False)))
+    if waking is not None:
+        mean = None if waking.get("mean") is None else tuple(map(number, waking["mean"]))
+        cut, level = tuple(map(whole, waking["cut"])), number(waking["level"])
+        zeros = Waking(_sizes(waking["std"]), cut, level, mean, flag(waking.get("copied", False)))
     return TensorNoise(Stream(int(entry["seed"]), text(entry["name"])), sizes, paired, row, zeros, split)
 
 

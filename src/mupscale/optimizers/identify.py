@@ -36,8 +36,8 @@ def candidates(
     given, kept = {key for group in settings for key in group}, {key for state in every for key in state}
     found: dict[str, OptimizerRule] = {}
     for name, rule in (RULES if rules is None else rules).items():
-        asked = rule.constants - rule.constructor_only
-        known = asked <= given and all(map(rule.known, given)) and kept <= set(rule.state)
+        needed = rule.constants - rule.constructor_only
+        known = needed <= given and all(map(rule.known, given)) and kept <= set(rule.state)
         if known and all(_stacks(rule, state) for state in every):
             found[name] = rule
     flagged = {name: rule for name, rule in found.items() if all(_flag_fits(rule, g) for g in settings)}

@@ -76,10 +76,10 @@ def infer_plan(
     >>> {name: str(tensor.change.s) for name, tensor in plan.tensors.items()}
     {'0.weight': '1', '0.bias': '1', '2.weight': '1/2', '2.bias': '1'}
     """
-    said = sound(declared)
+    checked = sound(declared)
     measure = measured_with(loss, example_inputs)
     if order is not None:
-        if measure is None or said.any or by != "copies":
+        if measure is None or checked.any or by != "copies":
             what = "new blocks are found by a measurement at one width"
             remedy = "pass loss= or example_inputs= and no declarations; grow the width with a second plan, and then()"
             raise MupscaleError(
@@ -87,8 +87,8 @@ def infer_plan(
             )
         return deeper_plan(base, wide, measure, order).plan
     if measure is not None:
-        return find_plan(base, wide, measure, said, Ways(by)).plan
-    return plan_of_shapes(base, wide, Ways(by), said)
+        return find_plan(base, wide, measure, checked, Ways(by)).plan
+    return plan_of_shapes(base, wide, Ways(by), checked)
 
 
 def plan_of_shapes(base: Make, wide: Make, ways: Ways, declared: Declared = _UNDECLARED) -> Plan:

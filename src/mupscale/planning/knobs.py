@@ -368,7 +368,9 @@ def counting_modules(draft: Draft) -> dict[str, list[tuple[int, int]]]:
         if all(hasattr(c, "__dict__") and not isinstance(c, nn.Module) for c in configs):
             shared[path] = _counts(vars(configs[0]), vars(configs[1]))
     kinds = {path: f"{path} {type(module).__name__}" for path, module in owners[0].items()}
-    named = {p: c for p, c in shared.items() if c and _ATTENTION.search(kinds[p]) and not _told(p, own)}
+    named = {
+        p: c for p, c in shared.items() if c and _ATTENTION.search(kinds[p]) and not _has_own_counts(p, own)
+    }
     found = {**own, **named} or {p: c for p, c in shared.items() if c}
     return {
         path: sorted({*counts, *shared.get(path, ())})
@@ -377,10 +379,10 @@ def counting_modules(draft: Draft) -> dict[str, list[tuple[int, int]]]:
     }
 
 
-def _told(path: str, own: Mapping[str, object]) -> bool:
+def _has_own_counts(path: str, own: Mapping[str, object]) -> bool:
     """Whether the attention that a module is part of has counts of its own.
 
-    >>> _told("h.0.attention.output", {"h.0.attention.self": 2}), _told("h.0.self_attn", {"h.0.mamba": 2})
+    >>> _has_own_counts("h.0.attention.output", {"h.0.attention.self": 2}), _has_own_counts("h.0.self_attn", {"h.0.mamba": 2})
     (True, False)
     """
     parent = path.rpartition(".")[0]

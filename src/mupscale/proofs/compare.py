@@ -80,9 +80,9 @@ Settings = Callable[[Trial], Unequal | None]
 """Finds the first setting that differs. The caller passes it, because this room does not know the units of settings."""
 
 
-def tolerance_of(dtype: torch.dtype, asked: float | None) -> float:
+def tolerance_of(dtype: torch.dtype, given: float | None) -> float:
     """The given tolerance, or the default of a dtype."""
-    return asked if asked is not None else TOLERANCE.get(dtype, _OTHER_TOLERANCE)
+    return given if given is not None else TOLERANCE.get(dtype, _OTHER_TOLERANCE)
 
 
 def compare_losses(trial: Trial, loss: Loss) -> Failure | None:

@@ -30,24 +30,24 @@ def read_about(directory: Location | str) -> dict[str, Any] | None:
     path = location(directory) / NAME
     if not exists(path):
         return None
-    told = parse_json(read_regular(path), str(path), infinity=True, objects=_MOST_OBJECTS)
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
+    record = parse_json(read_regular(path), str(path), infinity=True, objects=_MOST_OBJECTS)
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise MupscaleError(
             f"{path} is not a record of growth: expected format {FORMAT!r}", code="growth.not_a_record"
         )
-    return told
+    return record
 
 
 def read_record(directory: Location | str) -> dict[str, Any]:
     """The record of a grown directory; raises where there is none."""
-    told = read_about(directory)
-    if told is None:
+    record = read_about(directory)
+    if record is None:
         raise MupscaleError(
             f"{directory} holds no {NAME}, so how it was grown is not known; "
             "mupscale upscale and mupscale grow write it; copy it from there, as trainers do not",
             code="growth.record_missing",
         )
-    return told
+    return record
 
 
 def read_plans(directory: Location | str) -> tuple[Plan, Plan]:
@@ -76,8 +76,8 @@ def earlier_growths(directory: Location) -> Provenance:
 
 def plans_in(checkpoint: Path | str) -> tuple[Plan, Plan]:
     """The two plans of a single checkpoint file that carries them."""
-    told = record_in(checkpoint)
-    plan, since = (Plan.from_json(json.dumps(told[key])) for key in ("plan", "since_reference"))
+    record = record_in(checkpoint)
+    plan, since = (Plan.from_json(json.dumps(record[key])) for key in ("plan", "since_reference"))
     return plan, since
 
 
@@ -86,12 +86,12 @@ def record_in(checkpoint: Path | str) -> dict[str, Any]:
     from ..files.pickles.torch_file import read_tree
 
     tree = read_tree(checkpoint)
-    told = tree.get(KEY) if isinstance(tree, dict) else None
-    if not isinstance(told, dict) or not {"plan", "since_reference"} <= told.keys():
+    record = tree.get(KEY) if isinstance(tree, dict) else None
+    if not isinstance(record, dict) or not {"plan", "since_reference"} <= record.keys():
         raise MupscaleError(
             f"{checkpoint} does not say how it was grown; pass the plan", code="growth.record_missing"
         )
-    return told
+    return record
 
 
 def record_of(plans: tuple[Plan, Plan], provenance: Provenance) -> dict[str, Any]:

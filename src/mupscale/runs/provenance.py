@@ -230,7 +230,7 @@ def _of_record(record: Mapping[str, Any]) -> Provenance:
         else "plan_hash" in record and not before
     )
     noise = {key: value for key, value in (record.get("noise") or {}).items() if key not in ("asked", "auto")}
-    asked, request = (record.get("noise") or {}).get("asked") or {}, record.get("request") or {}
+    settings, request = (record.get("noise") or {}).get("asked") or {}, record.get("request") or {}
     recipe = json.loads(request["recipe"]) if request.get("recipe") else {}
     entry: dict[str, Any] = {
         "plan": record.get("plan_hash") or (Plan.of_json(plan).hash if isinstance(plan, Mapping) else plan),
@@ -240,7 +240,7 @@ def _of_record(record: Mapping[str, Any]) -> Provenance:
         "noise": noise or None,
         "added_noise": _doses(record.get("added_noise")),
         "auto": record.get("auto") or (record.get("noise") or {}).get("auto"),
-        "lr": record.get("lr") or asked.get("lr"),
+        "lr": record.get("lr") or settings.get("lr"),
         "peak_lr": record.get("peak_lr"),
         "recipe": record.get("recipe")
         or {key: value for key, value in recipe.items() if key not in _RECIPE_TABLES}

@@ -44,9 +44,9 @@ def directory_snapshot(path: Location) -> Snapshot:
     if _SCALER in directory.trainer:
         found.counters |= dict(flat(read_settings(path / _SCALER), "scaler"))
     if _STATE in directory.trainer:
-        told = parse_json(read_regular(path / _STATE), _STATE, infinity=True)
-        if isinstance(told, dict) and "global_step" in told:
-            found.counters[STEP] = told["global_step"]
+        trainer_state = parse_json(read_regular(path / _STATE), _STATE, infinity=True)
+        if isinstance(trainer_state, dict) and "global_step" in trainer_state:
+            found.counters[STEP] = trainer_state["global_step"]
     for name in directory.trainer:
         if name.startswith(_RANDOM):
             found.random[name] = _digest(path / name)

@@ -36,8 +36,8 @@ def grown_pair(
         if about == read_about(base.path) or _entries(base) > _entries(wide):
             continue
         found, job = _compared(base, wide, threads, report)
-        told = f"{side} says in {NAME} that it was grown; it was compared with what its plan makes of {other}"
-        notes = [f"{told}; mupscale check {wide.path} --base {base.path} proves the plan as well"]
+        note = f"{side} says in {NAME} that it was grown; it was compared with what its plan makes of {other}"
+        notes = [f"{note}; mupscale check {wide.path} --base {base.path} proves the plan as well"]
         notes += [f"not carried: {what}: {why}" for what, why in dict(about["not_carried"]).items()]
         if not found and about["noise"] is not None:
             found.append(Fault("same.grown_with_noise", side, "it was grown with noise or new units", _NOISE))

@@ -42,7 +42,7 @@ class Matched:
 
 
 def matched(a: Snapshot, b: Snapshot, heads: Heads | None = None) -> Matched:
-    """Give two snapshots the same names; `heads` are those of the model, where neither of them tells."""
+    """Give two snapshots the same names; `heads` are those of the model, where neither of them has them."""
     a, b = (one.renamed({name: plain_name(name) for name in _every(one)}) for one in (a, b))
     found = Matched(a, b)
     _translate(found, heads)
@@ -67,14 +67,14 @@ def _translate(found: Matched, heads: Heads | None) -> None:
     spellings = {side: spelling for side, (spelling, _) in known.items()}
     if spellings["a"] is spellings["b"]:
         return
-    told = heads or next((o.heads for o in (found.a, found.b) if o.heads and o.heads.kind), None)
-    told = told or found.a.heads or found.b.heads
+    model_heads = heads or next((o.heads for o in (found.a, found.b) if o.heads and o.heads.kind), None)
+    model_heads = model_heads or found.a.heads or found.b.heads
     for side, spelling in spellings.items():
         if spelling is None:
             continue
         own, before = getattr(found, side), known[side][1]
         plain = own.renamed({name: name.removeprefix(before) for name in _every(own)})
-        new = with_stock_names(plain, spelling, told)
+        new = with_stock_names(plain, spelling, model_heads)
         if isinstance(new, Fault):
             found.unknown.append(new)
             continue

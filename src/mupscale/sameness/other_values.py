@@ -67,8 +67,8 @@ def _settings(a: Snapshot, b: Snapshot, profile: Profile, found: Found) -> None:
             if _matters(key, ours, theirs) and not (
                 key in ours and key in theirs and alike(ours[key], theirs[key], profile)
             ):
-                said = [_shown(of[key]) if key in of else "nothing" for of in (ours, theirs)]
-                differing.setdefault((key, said[0], said[1]), []).append(name)
+                shown = [_shown(of[key]) if key in of else "nothing" for of in (ours, theirs)]
+                differing.setdefault((key, shown[0], shown[1]), []).append(name)
         found.count("groups' settings")
     for (key, first, second), held in differing.items():
         what = f"{printable(key)} is {first} in A, {second} in B, for {len(held)} tensors"

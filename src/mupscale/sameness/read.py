@@ -54,9 +54,9 @@ def config_at(path: Location | Path | str) -> dict[str, Any]:
     place = location(path)
     with os_errors(place):
         file = place / CONFIG if exists(place / CONFIG) else place
-        told = parse_json(read_regular(file), CONFIG)
-    if not isinstance(told, dict) or heads_in(told) is None:
+        config = parse_json(read_regular(file), CONFIG)
+    if not isinstance(config, dict) or heads_in(config) is None:
         what = "it does not tell how many heads the model has, and of what size"
         fault = Fault("same.config_without_heads", printable(str(file)), what, "name another config.json")
         raise MupscaleError("these checkpoints cannot be compared", [fault])
-    return told
+    return config

@@ -64,10 +64,12 @@ def reported(
     chosen = profile_of(profile)
     check_threads(threads)
     with system_errors():
-        told = None if config is None else config_at(config)
+        model_config = None if config is None else config_at(config)
         one, other = read_snapshot(a), read_snapshot(b)
         found = grown_pair(one, other, chosen, threads, report)
-        return found if found is not None else compare(one, other, chosen, threads, report, told, ways)
+        return (
+            found if found is not None else compare(one, other, chosen, threads, report, model_config, ways)
+        )
 
 
 def assert_same_run(a: Location | Path | str, b: Location | Path | str, *, profile: str = "strict") -> None:

@@ -80,10 +80,10 @@ def settle(failure: Exception | None, identity: str, group: Ranks = None) -> Non
     first, low, high = report.tolist()
     if first < world:
         own = b"" if failure is None else _packed(failure)
-        told = _from_rank(first, own, device, group)
-        if failure is not None and (rank == first or own == told):
+        packed = _from_rank(first, own, device, group)
+        if failure is not None and (rank == first or own == packed):
             raise failure
-        raise _unpacked(told, first)
+        raise _unpacked(packed, first)
     if low != -high:
         raise MupscaleError(
             "the ranks were not given the same plan, noise, seed and source, so their shards do not fit together; "

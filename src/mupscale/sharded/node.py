@@ -26,14 +26,14 @@ from .agreement import sum_over_ranks
 from .waiting import Ranks, several
 
 _MEMORY = Path("/dev/shm")
-_LONGEST = 256  # bytes of a path that ranks tell each other; a directory for temporary files has a short one
+_LONGEST = 256  # bytes of a path that ranks send each other; a directory for temporary files has a short one
 
 
 def shared_dcp(path: Location, group: Ranks = None) -> DcpDirectory:
     """`read_dcp`, by the first rank of each node for all of its ranks. Three collectives, which no failure leaves out."""
     if not several(group):
         return read_dcp(path)
-    rank, nodes = dist.get_rank(group), _told(_node(path), group)
+    rank, nodes = dist.get_rank(group), _texts_of_ranks(_node(path), group)
     first = nodes.index(nodes[rank])
     own: DcpDirectory | None = None
     table, failure = "", None
@@ -43,13 +43,13 @@ def shared_dcp(path: Location, group: Ranks = None) -> DcpDirectory:
             table = _written(own) if nodes.count(nodes[rank]) > 1 else ""
         except Exception as error:
             failure = error
-    tables = _told(table if failure is None else "-", group)
+    tables = _texts_of_ranks(table if failure is None else "-", group)
     try:
         if own is None and failure is None:
             own = _mapped(tables[first], path, first)
     except Exception as error:
         failure = error
-    _told("", group)  # all have opened what they need
+    _texts_of_ranks("", group)  # all have opened what they need
     if table:
         with suppress(FileNotFoundError):
             os.unlink(table)
@@ -100,7 +100,7 @@ def _node(path: Location) -> str:
     return blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
 
 
-def _told(text: str, group: Ranks) -> list[str]:
+def _texts_of_ranks(text: str, group: Ranks) -> list[str]:
     """The text of every rank, on every rank."""
     raw = text.encode()[:_LONGEST]
     values = torch.zeros(dist.get_world_size(group), _LONGEST, dtype=torch.int32, device="cpu")

@@ -37,7 +37,7 @@ class _Pages:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, str, int], memoryview] = OrderedDict()
-        self._asked: set[tuple[str, str, int]] = set()
+        self._requested: set[tuple[str, str, int]] = set()
         self._news = Condition()
 
     def get(self, file: RemoteFile, first: int, last: int) -> list[memoryview]:
@@ -60,10 +60,10 @@ class _Pages:
     def _claim(
         self, file: RemoteFile, found: dict[int, memoryview], first: int, last: int
     ) -> tuple[int, int]:
-        """The next pages to request, marked as asked for; none if all that are missing have been asked for."""
+        """The next pages to request, marked as requested; none if all that are missing are requested already."""
 
         def known(page: int) -> bool:
-            return page in found or file.key(page) in self._asked or file.key(page) in self._kept
+            return page in found or file.key(page) in self._requested or file.key(page) in self._kept
 
         start = next((page for page in range(first, last) if not known(page)), last)
         if start == last:
@@ -72,7 +72,7 @@ class _Pages:
         most = min(max(last, start + _AHEAD) if goes_on else last, start + _MOST, file.pages)
         end = start
         while end < most and not known(end):
-            self._asked.add(file.key(end))
+            self._requested.add(file.key(end))
             end += 1
         return start, end
 
@@ -94,7 +94,7 @@ class _Pages:
                     self._kept.popitem(last=False)
         finally:
             with self._news:
-                self._asked.difference_update(keys)
+                self._requested.difference_update(keys)
                 self._news.notify_all()
 
 
@@ -104,12 +104,12 @@ _pages = _Pages()
 class RemoteFile:
     """An object, as it was when it was opened."""
 
-    def __init__(self, url: Url, told: Entry | None = None) -> None:
-        """`told` is what the store says about the object, if that is known already."""
-        told = told or entry(url)
-        if told is None or not told.is_file:
+    def __init__(self, url: Url, known: Entry | None = None) -> None:
+        """`known` is what the store says about the object, where it was looked up before."""
+        known = known or entry(url)
+        if known is None or not known.is_file:
             raise MupscaleError(f"{url}: the store has no such file", code="store.no_such_file")
-        self.url, self.size, self.version = url, told.size, told.version
+        self.url, self.size, self.version = url, known.size, known.version
         self.pages = -(-self.size // PAGE)
         self._known_as = (
             self.stamp if self.version else token_hex(8)

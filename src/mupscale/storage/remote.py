@@ -64,7 +64,7 @@ def listing(url: Url) -> list[Entry]:
         return []
     here = _path(url)
     return sorted(
-        (_entry(told) for told in found if told["name"].rstrip("/") != here), key=lambda one: one.name
+        (_entry(info) for info in found if info["name"].rstrip("/") != here), key=lambda one: one.name
     )
 
 
@@ -143,13 +143,13 @@ def _made(fsspec: Any, url: Url) -> Any:
         with needs(f"{url.scheme}://", "remote"):
             import s3fs  # type: ignore[import-untyped] # noqa: F401
         # One try each: tries that are nested multiply, and a store that is down would be asked for an hour.
-        told = fsspec.config.conf.get(url.scheme, {}).get("config_kwargs", {})
+        configured = fsspec.config.conf.get(url.scheme, {}).get("config_kwargs", {})
         limits = {
             "connect_timeout": timeout(),
             "read_timeout": timeout(),
             "retries": {"total_max_attempts": 1},
         }
-        options["config_kwargs"] = {**limits, **told}
+        options["config_kwargs"] = {**limits, **configured}
     try:
         system, _ = fsspec.core.url_to_fs(url.full, **options)
     except ImportError as error:
@@ -176,10 +176,10 @@ def _once(system: Any, method: str | Callable[..., Any], *arguments: Any, **opti
 
 
 async def _s3_info(system: Any, path: str) -> dict[str, Any]:
-    told: dict[str, Any] = await system._info(path)
-    if told["type"] == "file" and not told.get("ETag"):
+    info: dict[str, Any] = await system._info(path)
+    if info["type"] == "file" and not info.get("ETag"):
         raise OSError("an answer that no S3 store gives, such as a page of a proxy")
-    return told
+    return info
 
 
 async def _s3_body(system: Any, wanted: dict[str, Any]) -> bytes:
@@ -194,10 +194,10 @@ def _path(url: Url) -> str:
     return path
 
 
-def _entry(told: dict[str, Any]) -> Entry:
-    version = next((str(told[key]) for key in _VERSIONS if told.get(key) is not None), "")
-    name = str(location(str(told["name"]))).rstrip("/").rpartition("/")[2]
-    return Entry(name, told["type"] == "file", int(told.get("size") or 0), version)
+def _entry(info: dict[str, Any]) -> Entry:
+    version = next((str(info[key]) for key in _VERSIONS if info.get(key) is not None), "")
+    name = str(location(str(info["name"]))).rstrip("/").rpartition("/")[2]
+    return Entry(name, info["type"] == "file", int(info.get("size") or 0), version)
 
 
 def code_of(error: BaseException) -> str:
@@ -237,5 +237,5 @@ def _raise_final(url: Url, error: Exception) -> None:
 
 
 def _reason(error: Exception) -> str:
-    said = without_secrets(str(error)).strip().splitlines()
-    return f"{type(error).__name__}: {said[0][:200]}" if said else type(error).__name__
+    lines = without_secrets(str(error)).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -60,9 +60,9 @@ def send(url: Url, upload: str, number: int, raw: bytes | bytearray, *, md5: boo
     compared with what was sent, and a part that is called otherwise is sent again.
     """
     digest = hashlib.md5(raw, usedforsecurity=False)
-    told = {"PartNumber": number, "ContentMD5": base64.b64encode(digest.digest()).decode()}
+    fields = {"PartNumber": number, "ContentMD5": base64.b64encode(digest.digest()).decode()}
     for _ in range(_TRIES):
-        answer = _call(url, "upload_part", UploadId=upload, Body=bytes(raw), **told)
+        answer = _call(url, "upload_part", UploadId=upload, Body=bytes(raw), **fields)
         name = str(answer["ETag"]).strip('"')
         if not md5 or name == digest.hexdigest():
             return name
@@ -120,9 +120,9 @@ def sent(url: Url, upload: str) -> dict[int, tuple[str, int]] | None:
 
 def complete(url: Url, upload: str, parts: Mapping[int, str]) -> None:
     """Make an object of all parts: from now on readers see it. Nothing happens if that is done already."""
-    told = [{"PartNumber": number, "ETag": parts[number]} for number in sorted(parts)]
+    listed = [{"PartNumber": number, "ETag": parts[number]} for number in sorted(parts)]
     with suppress(FileNotFoundError):  # completed by another process, or by a request whose answer was lost
-        _call(url, "complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": told})
+        _call(url, "complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": listed})
 
 
 def abort(url: Url, upload: str) -> None:
@@ -146,8 +146,8 @@ def uploads_in(folder: Url) -> list[tuple[Url, str]]:
     wanted, found = {"Bucket": bucket, "Prefix": f"{prefix}/"}, list[tuple[Url, str]]()
     while True:
         answer = request(folder, _s3, "list_multipart_uploads", wanted)
-        for told in answer.get("Uploads", ()):
-            found.append((Url(folder.scheme, f"{bucket}/{told['Key']}"), str(told["UploadId"])))
+        for upload in answer.get("Uploads", ()):
+            found.append((Url(folder.scheme, f"{bucket}/{upload['Key']}"), str(upload["UploadId"])))
         if not answer.get("IsTruncated"):
             return found
         wanted |= {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}

@@ -46,10 +46,10 @@ def read_provenance(wide: Grown) -> Provenance:
     if isinstance(wide, Run):
         return wide.provenance
     if isinstance(wide, Plan):
-        told: Mapping[str, Any] = dict.fromkeys(("plan", "since_reference"), wide.as_json())
+        record: Mapping[str, Any] = dict.fromkeys(("plan", "since_reference"), wide.as_json())
     else:
-        told = record_in(wide) if Path(wide).is_file() else read_record(wide)
-    return Provenance.from_json(told)
+        record = record_in(wide) if Path(wide).is_file() else read_record(wide)
+    return Provenance.from_json(record)
 
 
 def both_plans(since: Grown) -> tuple[Plan, Plan]:
@@ -163,8 +163,8 @@ def optimizer_for(
         **constants,
     )
     grouped = groups[0].keys() if groups else ()
-    asked = {
+    required = {
         key for key, of in signature(optimizer_class.__init__).parameters.items() if of.default is of.empty
     }
-    apart = {key: value for key, value in constants.items() if key not in grouped or key in asked}
+    apart = {key: value for key, value in constants.items() if key not in grouped or key in required}
     return optimizer_class(groups, **apart)

@@ -135,8 +135,8 @@ def _record(since: Grown, plans: tuple[Plan, Plan]) -> bytes:
     """What `mupscale.json` of the grown directory says; kept, because old checkpoints are deleted while a run continues."""
     if isinstance(since, str | Path) and Path(since).is_dir():
         return (Path(since) / NAME).read_bytes()
-    told = {"format": FORMAT, **record_of(plans, read_provenance(since))}
-    return json.dumps(told, indent=1, sort_keys=True).encode()
+    record = {"format": FORMAT, **record_of(plans, read_provenance(since))}
+    return json.dumps(record, indent=1, sort_keys=True).encode()
 
 
 def _unwrapped(optimizer: Any) -> Optimizer:

@@ -43,14 +43,14 @@ def titan_plan(
     """
     with torch.device("meta"):
         models = base.build(), wide.build()
-    said = sound(declared)
-    plan = _read_off(base, wide, models, said)
+    checked = sound(declared)
+    plan = _read_off(base, wide, models, checked)
     if small is None:
         return plan
     copies = _initialised(small[0]), _initialised(small[1])
     embedding = dict(copies[0].named_parameters())["tok_embeddings.weight"]
     tokens = torch.arange(32, device=embedding.device).view(2, 16) * 7 % len(embedding)
-    read, measured = (_read_off(*small, copies, said, inputs) for inputs in (None, (tokens,)))
+    read, measured = (_read_off(*small, copies, checked, inputs) for inputs in (None, (tokens,)))
     others = [name for name, tensor in measured.tensors.items() if tensor != read[name]]
     what = "the small pair grows exactly by another plan than the one that was read off"
     raise_faults(

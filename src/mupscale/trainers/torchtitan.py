@@ -172,16 +172,16 @@ class _Plans:
     """The plans, saved with every checkpoint of the wide job, and compared when it resumes."""
 
     def __init__(self, plan: Plan, since: Plan) -> None:
-        self._told = {
+        self._plans = {
             key: json.dumps(p.as_json(), sort_keys=True)
             for key, p in (("plan", plan), ("since_reference", since))
         }
 
     def state_dict(self) -> dict[str, str]:
-        return dict(self._told)
+        return dict(self._plans)
 
-    def load_state_dict(self, told: dict[str, str]) -> None:
-        if told != self._told:
+    def load_state_dict(self, stored: dict[str, str]) -> None:
+        if stored != self._plans:
             raise MupscaleError(
                 "this checkpoint was grown by another plan than the one of base and model config; resume it with the "
                 "configs it was grown with",

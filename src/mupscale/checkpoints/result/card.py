@@ -39,10 +39,10 @@ def card(about: Mapping[str, Any], base_card: str = "") -> str:
     fields, text = _split(base_card)
     name = about["base"]["name"]
     front = "\n".join(_front(fields, name, _kinds(about)))
-    said = f"---\n{front}\n---\n{_section(about)}"
+    own_card = f"---\n{front}\n---\n{_section(about)}"
     if not text.strip():
-        return said
-    return f"{said}\n---\n\nWhat follows is the card of `{name}`, as it was; results in it were measured there.\n\n{text.strip()}\n"
+        return own_card
+    return f"{own_card}\n---\n\nWhat follows is the card of `{name}`, as it was; results in it were measured there.\n\n{text.strip()}\n"
 
 
 def _new_parts(request: Request) -> str:
@@ -52,9 +52,14 @@ def _new_parts(request: Request) -> str:
         from ...families.types.into import experts_are_copies
 
         routed = "routers" if experts_are_copies(to.experts) else routed
-    asked: dict[str, object] = {"blocks": to.layers, routed: to.experts, "units": to.sizes, "words": to.vocab}
-    asked |= dict(to.further)
-    return " and ".join(name for name, value in asked.items() if value)
+    wanted: dict[str, object] = {
+        "blocks": to.layers,
+        routed: to.experts,
+        "units": to.sizes,
+        "words": to.vocab,
+    }
+    wanted |= dict(to.further)
+    return " and ".join(name for name, value in wanted.items() if value)
 
 
 def _section(about: Mapping[str, Any]) -> str:
@@ -130,7 +135,7 @@ def _how(about: Mapping[str, Any], request: Request) -> str:
     )
 
 
-def _size(asked: Mapping[str, Any]) -> str:
+def _size(noise: Mapping[str, Any]) -> str:
     """How much noise was asked for, in words.
 
     >>> _size({"t": 0.08984, "chosen for a rise of": 0.05})
@@ -139,13 +144,13 @@ def _size(asked: Mapping[str, Any]) -> str:
     'by the recipe of a proxy of width 64'
     """
     of = {"t": " of each weight's spectral norm"}
-    sizes = ((key, asked[key]) for key in ("t", "sigma", "paired") if key in asked)
-    said = [
+    sizes = ((key, noise[key]) for key in ("t", "sigma", "paired") if key in noise)
+    parts = [
         f"{key} = {f'{size:.3g}' if isinstance(size, float) else size}{of.get(key, '')}"
         for key, size in sizes
     ]
-    said += ["chosen by what it costs"] if "chosen for a rise of" in asked else []
-    return ", ".join([*said, *([f"by the recipe of a {asked['recipe']}"] if "recipe" in asked else [])])
+    parts += ["chosen by what it costs"] if "chosen for a rise of" in noise else []
+    return ", ".join([*parts, *([f"by the recipe of a {noise['recipe']}"] if "recipe" in noise else [])])
 
 
 def _means(about: Mapping[str, Any]) -> str:
@@ -160,13 +165,15 @@ def _words(words: Mapping[str, Any] | None, asleep: bool) -> str:
     if words is None:
         return ""
     first, end = words["ids"]
-    said = f"\nIds {first} to {end - 1} are new words; the files of the tokenizer are the base's and do not know them."
+    text = f"\nIds {first} to {end - 1} are new words; the files of the tokenizer are the base's and do not know them."
     if asleep:
-        said += f" It trains like the base by a loss over the base's words, `logits[..., :{first}]`."
-    told = words["losses"]
-    if told is not None:
-        said += f" The loss is {told['old']:.4g} over the base's words and {told['all']:.4g} over all words."
-    return said + "\n"
+        text += f" It trains like the base by a loss over the base's words, `logits[..., :{first}]`."
+    losses = words["losses"]
+    if losses is not None:
+        text += (
+            f" The loss is {losses['old']:.4g} over the base's words and {losses['all']:.4g} over all words."
+        )
+    return text + "\n"
 
 
 def evaluation(folder: str) -> list[str]:

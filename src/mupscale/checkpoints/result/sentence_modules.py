@@ -72,21 +72,21 @@ def _module(directory: Directory, module: Module, axis: Axis | None) -> tuple[Mo
     if module.kind in _PLAIN:
         return ModuleFiles(carried=names), axis
     if module.kind == "Pooling":
-        told = _settings(directory, module)
-        widths = [key for key in _WIDTHS if key in told]
-        grown = {key: _grown(told[key], axis) for key in widths}
+        settings = _settings(directory, module)
+        widths = [key for key in _WIDTHS if key in settings]
+        grown = {key: _grown(settings[key], axis) for key in widths}
         if not widths:
             raise MupscaleError(f"its {CONFIG} has no {_WIDTHS[0]}", code="config.width_missing")
-        return ModuleFiles((_text(module, {**told, **grown}),)), axis
+        return ModuleFiles((_text(module, {**settings, **grown}),)), axis
     if module.kind == "Dense":
         return _dense(directory, module, axis)
     raise MupscaleError("what it does at another width is not known", code="family.unknown_module")
 
 
 def _dense(directory: Directory, module: Module, axis: Axis | None) -> tuple[ModuleFiles, Axis | None]:
-    told = _settings(directory, module)
-    width = _grown(told.get("in_features"), axis)
-    if told.get("use_residual"):
+    settings = _settings(directory, module)
+    width = _grown(settings.get("in_features"), axis)
+    if settings.get("use_residual"):
         raise MupscaleError(
             "it adds its input to its output, which would have another width",
             code="family.module_adds_residual",
@@ -101,7 +101,7 @@ def _dense(directory: Directory, module: Module, axis: Axis | None) -> tuple[Mod
     tensors = read_header(directory.path / module.folder / SINGLE).tensors
     entries = {}
     for name, place in tensors.items():
-        inward = name.endswith("linear.weight") and place.shape == (told.get("out_features"), axis.base)
+        inward = name.endswith("linear.weight") and place.shape == (settings.get("out_features"), axis.base)
         if not inward and len(place.shape) != 1:
             raise MupscaleError(
                 f"its tensor {name} of shape {place.shape} is not known", code="family.unknown_module_tensor"
@@ -113,7 +113,7 @@ def _dense(directory: Directory, module: Module, axis: Axis | None) -> tuple[Mod
     others = tuple(f"{module.folder}/{n}" for n in module.files if n not in (CONFIG, SINGLE))
     return (
         ModuleFiles(
-            (_text(module, {**told, "in_features": width}),),
+            (_text(module, {**settings, "in_features": width}),),
             others,
             tuple(replace(file, name=f"{module.folder}/{file.name}") for file in files),
             tuple(_inside(module.folder, move) for move in moves),
@@ -124,10 +124,10 @@ def _dense(directory: Directory, module: Module, axis: Axis | None) -> tuple[Mod
 
 def _settings(directory: Directory, module: Module) -> dict[str, Any]:
     where = f"{module.folder}/{CONFIG}"
-    told = parse_json(read_regular(directory.path / where), where)
-    if not isinstance(told, dict):
+    settings = parse_json(read_regular(directory.path / where), where)
+    if not isinstance(settings, dict):
         raise MupscaleError(f"its {CONFIG} holds no settings", code="config.not_an_object")
-    return told
+    return settings
 
 
 def _grown(width: Any, axis: Axis | None) -> int:
@@ -140,8 +140,8 @@ def _grown(width: Any, axis: Axis | None) -> int:
     return width if axis is None else axis.wide
 
 
-def _text(module: Module, told: dict[str, Any]) -> Text:
-    return Text(f"{module.folder}/{CONFIG}", json.dumps(told, indent=2) + "\n")
+def _text(module: Module, settings: dict[str, Any]) -> Text:
+    return Text(f"{module.folder}/{CONFIG}", json.dumps(settings, indent=2) + "\n")
 
 
 def _inside(folder: str, move: Move) -> Move:

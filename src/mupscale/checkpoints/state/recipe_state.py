@@ -25,13 +25,17 @@ def notes_on(recipe: Recipe, directory: Directory, named: str | None = None) -> 
     `named` is the optimizer that the user says it was.
     """
     if OPTIMIZER not in directory.trainer:
-        return [] if named is not None else [_untold(recipe, f"there is no {OPTIMIZER} next to the weights")]
+        return (
+            []
+            if named is not None
+            else [_optimizer_unknown(recipe, f"there is no {OPTIMIZER} next to the weights")]
+        )
     try:
         groups, state = parts(read_tree(directory.path / OPTIMIZER), OPTIMIZER)
     except MupscaleError as error:  # who carries the state hears of it; who leaves it behind need not
-        return [] if named is not None else [_untold(recipe, f"{error.claim} [{error.code}]")]
+        return [] if named is not None else [_optimizer_unknown(recipe, f"{error.claim} [{error.code}]")]
     settings = list(map(settings_of, groups))
-    told = []
+    notes = []
     if named is None:
         found = _usual(candidates(groups, state.values()))
         if found and recipe.optimizer not in found:
@@ -43,11 +47,11 @@ def notes_on(recipe: Recipe, directory: Directory, named: str | None = None) -> 
             )
         if len(found) != 1:
             fits = f"fits {' and '.join(found)}" if found else "fits no optimizer in the registry"
-            told.append(_untold(recipe, f"what {OPTIMIZER} keeps {fits}"))
+            notes.append(_optimizer_unknown(recipe, f"what {OPTIMIZER} keeps {fits}"))
     others = recipe.other_constants(settings)
     if others:
-        told.append(f"other constants than the recipe was tuned with: {'; '.join(others)}")
-    return told
+        notes.append(f"other constants than the recipe was tuned with: {'; '.join(others)}")
+    return notes
 
 
 def _usual(names: Iterable[str]) -> list[str]:
@@ -56,7 +60,7 @@ def _usual(names: Iterable[str]) -> list[str]:
     return [name for name in every if name.startswith("torch.optim.")] or every
 
 
-def _untold(recipe: Recipe, why: str) -> str:
+def _optimizer_unknown(recipe: Recipe, why: str) -> str:
     return (
         f"whether the base was trained with {recipe.optimizer}, as the recipe needs, is not known: {why}; "
         f"if it was, --optimizer {recipe.optimizer} says so"

@@ -95,14 +95,14 @@ def add_goal(group: Any) -> None:
 
 def goal_of(chosen: argparse.Namespace) -> Goal:
     """What -k, --to and the options of single parts say together; without -k no width grows."""
-    said = [chosen.to] if chosen.to else []
+    parts = [chosen.to] if chosen.to else []
     for name in (*_SIZES, *(key for step in STEPS for key in step.keys)):
         value = getattr(chosen, name)
-        said += [] if value is None else [f"{name}={value}"]
-    if chosen.multipliers is None and not said:
+        parts += [] if value is None else [f"{name}={value}"]
+    if chosen.multipliers is None and not parts:
         raise MupscaleError("say what grows: -k 2 for every width, or --layers 8", code="goal.not_given")
     refuse_gguf(chosen.base)
-    to = ",".join(said) or None
+    to = ",".join(parts) or None
     refuse_fraction(chosen.base, chosen.multipliers or "1")
     goal = Goal.parse(chosen.multipliers or "1", to, chosen.by or "copies")
     if not goal.grows:

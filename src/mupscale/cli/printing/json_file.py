@@ -32,8 +32,8 @@ def write_json(chosen: argparse.Namespace, status: int, error: MupscaleError | N
         return
     import json  # only where it is asked for
 
-    told = json.dumps({"verb": chosen.verb, "status": status, **found}, indent=1, default=_plain)
-    chosen.json.write_text(told + "\n", encoding="utf-8")
+    text = json.dumps({"verb": chosen.verb, "status": status, **found}, indent=1, default=_plain)
+    chosen.json.write_text(text + "\n", encoding="utf-8")
 
 
 def _plain(value: Any) -> float | str:

@@ -89,7 +89,7 @@ class Goal:
         'layers=8,after=1:3,hidden=96'
         """
         to, experts = self.to, self.to.experts
-        said: dict[str, object] = {
+        parts: dict[str, object] = {
             "layers": to.layers,
             "after": "" if to.after is None else ":".join(map(str, to.after)),
             **dict(to.sizes),
@@ -97,10 +97,10 @@ class Goal:
             "positions": to.positions,
         }
         if experts is not None:
-            said |= {"experts": experts.number, "top_k": experts.top_k, "expert_ffn": experts.ffn}
-            said["into"] = experts.into
-        said |= dict(to.further)
-        return ",".join(f"{key}={value}" for key, value in said.items() if value) or None
+            parts |= {"experts": experts.number, "top_k": experts.top_k, "expert_ffn": experts.ffn}
+            parts["into"] = experts.into
+        parts |= dict(to.further)
+        return ",".join(f"{key}={value}" for key, value in parts.items() if value) or None
 
     @property
     def sizes(self) -> Mapping[str, int]:

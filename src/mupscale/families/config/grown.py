@@ -41,7 +41,7 @@ def check_growth(data: Mapping[str, Any], goal: Goal) -> None:
     parts = [(path, part, growing_fields(part)) for path, part in nested_configs(data)]
     have = {width for _, _, fields in parts for width in fields}
     have |= {EXPERTS for _, part, _ in parts if expert_fields(part)}
-    asked = [*(width for width, k in goal.k.items() if width in (*WIDTHS, EXPERTS) and k != 1), *goal.sizes]
+    growing = [*(width for width, k in goal.k.items() if width in (*WIDTHS, EXPERTS) and k != 1), *goal.sizes]
     faults = [*_no_tower(goal, [path for path, _, _ in parts])]
     faults += [
         Fault(
@@ -50,7 +50,7 @@ def check_growth(data: Mapping[str, Any], goal: Goal) -> None:
             f"this configuration has no such width; it has {', '.join(sorted(have)) or 'none'}",
             f"leave {width} out",
         )
-        for width in asked
+        for width in growing
         if width not in have and width != "head_dim"
     ]
     faults += _one_size(goal, parts)
@@ -98,11 +98,11 @@ def _one_size(
             continue
         several = len({str(value) for value in found.values()}) > 1
         if several or any(isinstance(value, list) for value in found.values()):
-            told = ", ".join(f"{name} = {value}" for name, value in found.items())
+            listed = ", ".join(f"{name} = {value}" for name, value in found.items())
             yield Fault(
                 "goal.several_sizes",
                 width,
-                f"it has several sizes here ({told}), and --to names one",
+                f"it has several sizes here ({listed}), and --to names one",
                 f"write -k {width}=2",
             )
         elif any(goal.size(width, value) < value for value in found.values()):

@@ -63,14 +63,14 @@ def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
             faults.append(
                 Fault(
                     "goal.width_given_twice",
-                    _said(width),
+                    _as_written(width),
                     "given twice, expected once",
                     "keep one of the two",
                 )
             )
         elif not re.fullmatch(r"[1-9]\d{0,3}", k):
             what = f"{k!r}, expected a whole number from 1 to 9999: copies come whole"
-            faults.append(Fault("goal.not_a_multiplier", _said(width), what, "write 2, 3, …"))
+            faults.append(Fault("goal.not_a_multiplier", _as_written(width), what, "write 2, 3, …"))
         else:
             found[width] = int(k)
     for tower in [name for name in TOWERS if name in found] if found.keys() & {*WIDTHS, EXPERTS} else ():
@@ -82,7 +82,7 @@ def parse_multipliers(text: str | int | Multipliers) -> dict[str, int]:
     return found
 
 
-def _said(width: str) -> str:
+def _as_written(width: str) -> str:
     """A width as the user wrote it; that a lone number turns every width is a word of ours."""
     return "-k" if width == EVERY else width
 

@@ -68,42 +68,44 @@ def search_small(
     names = list(growing)
     experts, groups = _experts(as_data(small), goal), _groups(as_data(small), goal)
     sizes = symbols(as_data(small))
-    row, told = row_for(small.model_type), declared or Declarations()
+    row, declarations = row_for(small.model_type), declared or Declarations()
     reach = Reach(base_model, wide_model, batch, loss, row.idle)
 
     def tried(goal: Goal, way: By) -> Found:
         """The plan where what rows and declarations say of a width is said of copies, or of new units."""
         k = goal.copies("hidden", sizes.get("E", 1))
         layouts = declared_layouts(as_data(small), goal, growing)
-        layouts |= told.values(sizes, replace(goal.declared, by="copies").copies("heads", sizes.get("H", 1)))  # type: ignore[arg-type]
+        layouts |= declarations.values(
+            sizes, replace(goal.declared, by="copies").copies("heads", sizes.get("H", 1))
+        )  # type: ignore[arg-type]
         if goal.by == "units":
             share = Fraction(goal.size("heads", sizes.get("H", 1)), sizes.get("H", 1))
             layouts = {
                 n: {d: in_units(one, share) for d, one in by.items()} if isinstance(by, dict) else by
                 for n, by in layouts.items()
             }
-        said = Declared(
-            roles={**_present({**_TOKEN_ROLES, **row.roles}, names), **told.roles},
+        combined = Declared(
+            roles={**_present({**_TOKEN_ROLES, **row.roles}, names), **declarations.roles},
             layouts=layouts,
             folds={
                 # Zeros need other folds, which the search finds.
                 **{p: power(f, k) for p, f in _present(row.folds, names).items() if goal.by == "copies"},
-                **told.scales(goal.declared.copies("hidden", sizes.get("E", 1))),
+                **declarations.scales(goal.declared.copies("hidden", sizes.get("E", 1))),
             },
-            plus_one=told.plus_one,
+            plus_one=declarations.plus_one,
         )
         ways = Ways(way, experts, frozenset(groups), centred=centred and way == "units")
         # Needs are part of a job, which is resumed by its text, so modes are not among them.
         search = partial(
             find_plan, makers["base"], makers["wide"], loss, ways=ways, seconds=SECONDS, both_modes=False
         )
-        return reach.decided(search, said)
+        return reach.decided(search, combined)
 
     copies = replace(goal, by="copies")
     whole: By = "padded" if _padded(base_model, wide_model) else "copies"
     if goal.by == "copies" or _outgrown(as_data(small), goal):
         found = tried(copies, whole)
-    elif not (row.folds or row.layouts or told.folds or told.layouts):
+    elif not (row.folds or row.layouts or declarations.folds or declarations.layouts):
         found = tried(goal, "units")
     else:
         try:

@@ -103,9 +103,9 @@ def _shown(data: Mapping[str, Any]) -> list[Fault]:
 
 def _counted(part: Mapping[str, Any], own: str, layers: int) -> list[Fault]:
     """Fields that may mean layers by their number, so that new blocks would change which layers they mean."""
-    told = [key for key, value in part.items() if key != own and not _understood(key, value, part, layers)]
+    fields = [key for key, value in part.items() if key != own and not _understood(key, value, part, layers)]
     what = "it is {}, and may mean layers by their number, which new blocks change"
-    return [Fault("depth.field_counts_layers", key, what.format(part[key]), _WIDTH) for key in told]
+    return [Fault("depth.field_counts_layers", key, what.format(part[key]), _WIDTH) for key in fields]
 
 
 def _understood(key: str, value: Any, part: Mapping[str, Any], layers: int) -> bool:

@@ -53,9 +53,9 @@ def more_of(data: Mapping[str, Any], to: To) -> list[More]:
     >>> more_of({"model_type": "llama", "vocab_size": 512}, To(0, vocab="+64"))
     [More(rows='words', field=('vocab_size',), now=512, new=576)]
     """
-    asked: dict[Rows, str] = {"words": to.vocab, "positions": str(to.positions) if to.positions else ""}
+    wanted: dict[Rows, str] = {"words": to.vocab, "positions": str(to.positions) if to.positions else ""}
     found, faults = [], []
-    for rows, text in asked.items():
+    for rows, text in wanted.items():
         if not text:
             continue
         where = [

@@ -86,14 +86,14 @@ class Declarations:
         )
 
     def as_json(self) -> dict[str, Any]:
-        def told(table: Mapping[str, str | dict[int, str]]) -> dict[str, Any]:
+        def with_text_keys(table: Mapping[str, str | dict[int, str]]) -> dict[str, Any]:
             return {
                 n: {str(d): v for d, v in e.items()} if isinstance(e, dict) else e for n, e in table.items()
             }
 
         return {
-            "roles": told(self.roles),
-            "layouts": told(self.layouts),
+            "roles": with_text_keys(self.roles),
+            "layouts": with_text_keys(self.layouts),
             "folds": dict(self.folds),
             "plus_one": list(self.plus_one),
         }

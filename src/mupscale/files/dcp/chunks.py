@@ -89,9 +89,9 @@ def read_value(directory: Location, where: tuple[str, int, int]) -> Any:
     except MupscaleError:
         raise
     except Exception as error:  # torch's reader raises many kinds, and all mean this
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise MupscaleError(
-            f"{printable(file)} at byte {offset} holds no plain value: {printable(said)}",
+            f"{printable(file)} at byte {offset} holds no plain value: {printable(reason)}",
             code="dcp.not_a_plain_value",
         ) from None
 

@@ -51,10 +51,10 @@ def read_tree(path: Location | str) -> Any:
         with FakeTensorMode():
             tree = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's reader raises many kinds, and all mean this
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         raise MupscaleError(
             f"{printable(str(path))} holds more than tensors and plain values, or is damaged (torch.load with "
-            f"weights_only=True): {printable(said[0] if said else type(error).__name__)}",
+            f"weights_only=True): {printable(lines[0] if lines else type(error).__name__)}",
             code="archive.more_than_tensors",
         ) from None
     return _described(tree, path.name, size, stored)

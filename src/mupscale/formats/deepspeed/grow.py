@@ -139,20 +139,20 @@ def wide_universal(universal: Universal, growing: Growing) -> WideFiles:
     if universal.schedule is not None:
         state = _schedule(universal.schedule, len(members), carried.groups, SCHEDULER)
         out.files.append(plain_file(SCHEDULER, state))
-    for file, told in universal.models.items():
-        _model(out, universal, file, told, carried.groups, plan)
+    for file, model in universal.models.items():
+        _model(out, universal, file, model, carried.groups, plan)
     return out
 
 
 def _refused(universal: Universal) -> list[Fault]:
     """What is not read: engines without ZeRO, settings of another form, and ranks that have cut tensors."""
-    told, where = universal.settings, f"zero/{SETTINGS}"
+    settings, where = universal.settings, f"zero/{SETTINGS}"
     faults = []
-    if told.get("zero_stage") not in (1, 2, 3):
-        what = f"zero_stage = {printable(str(told.get('zero_stage')))}: saved by an engine without ZeRO"
+    if settings.get("zero_stage") not in (1, 2, 3):
+        what = f"zero_stage = {printable(str(settings.get('zero_stage')))}: saved by an engine without ZeRO"
         faults.append(Fault("deepspeed.without_zero", where, what, "save the run with ZeRO 1, 2 or 3"))
-    groups, inner = told.get(_GROUPS), told.get(_OPTIMIZER, {"state": {}})
-    plain = isinstance(told.get("clip_grad") or 0.0, int | float)
+    groups, inner = settings.get(_GROUPS), settings.get(_OPTIMIZER, {"state": {}})
+    plain = isinstance(settings.get("clip_grad") or 0.0, int | float)
     if not plain or not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         faults.append(
             Fault(
@@ -176,23 +176,23 @@ def _refused(universal: Universal) -> list[Fault]:
 
 def _members(universal: Universal, faults: list[Fault]) -> list[list[str]]:
     """Names of parameters, group by group."""
-    told: Any = next(iter(universal.models.values())).get(_SHAPES)
+    shapes: Any = next(iter(universal.models.values())).get(_SHAPES)
     groups: Any = universal.settings.get(_GROUPS)
-    if not isinstance(told, list) or not all(
-        isinstance(of, dict) and all(isinstance(name, str) for name in of) for of in told
+    if not isinstance(shapes, list) or not all(
+        isinstance(of, dict) and all(isinstance(name, str) for name in of) for of in shapes
     ):
         what = "the names of the parameters in each group are not there"
         faults.append(Fault("deepspeed.names_missing", _SHAPES, what, "save the run with ZeRO 1, 2 or 3"))
     if faults:
         return []
     if len(groups) == 1:
-        return [[name for of in told for name in of]]
-    if len(told) != len(groups):
-        what = f"{len(told)} lists of names for {len(groups)} groups: ZeRO 3 has cut groups by its sub_group_size"
+        return [[name for of in shapes for name in of]]
+    if len(shapes) != len(groups):
+        what = f"{len(shapes)} lists of names for {len(groups)} groups: ZeRO 3 has cut groups by its sub_group_size"
         faults.append(
             Fault("deepspeed.groups_were_cut", _SHAPES, what, "save the run with a larger sub_group_size")
         )
-    return [list(of) for of in told]
+    return [list(of) for of in shapes]
 
 
 def _carried(universal: Universal, growing: Growing, members: Sequence[Sequence[str]]) -> NamedOptimizer:
@@ -218,20 +218,20 @@ def _carried(universal: Universal, growing: Growing, members: Sequence[Sequence[
             **({STEP: universal.steps[name]} if name in universal.steps else {}),
         }
     raise_few(CLAIM, faults)
-    told = universal.settings[_GROUPS]
-    settings = [{key: value for key, value in group.items() if key != STEP} for group in told]
+    groups = universal.settings[_GROUPS]
+    settings = [{key: value for key, value in group.items() if key != STEP} for group in groups]
     named = NamedState(settings, members, states, universal.tag)
     carried = named.carried(growing, CLAIM)
     # A group of FusedAdam counts its steps itself; every group that it is split into continues from there.
     own = tuple(
-        replace(g, settings={**g.settings, STEP: told[g.origin][STEP]}) if STEP in told[g.origin] else g
+        replace(g, settings={**g.settings, STEP: groups[g.origin][STEP]}) if STEP in groups[g.origin] else g
         for g in carried.groups
     )
     return replace(carried, groups=own)
 
 
 def _shaped(stored: StateFile, shape: tuple[int, ...], faults: list[Fault]) -> Place:
-    """The place of a tensor with the shape of its parameter, which files of ZeRO 3 do not tell."""
+    """The place of a tensor with the shape of its parameter, which files of ZeRO 3 do not hold."""
     found = stored.place.shape
     if found != shape and (stored.extras is not None or found != (prod(shape),)):
         what = f"shape {found}, {shape} at the plan's base end"
@@ -256,23 +256,23 @@ def _add(out: WideFiles, universal: Universal, folder: str, key: str, value: Any
 
 def _settings(out: WideFiles, universal: Universal, groups: Sequence[NamedGroup]) -> None:
     """The file of groups. ZeRO 1 and 2 read group by group; ZeRO 3 writes what the first holds into all of them."""
-    told = universal.settings
-    tree: dict[str, Any] = {key: told[key] for key in _KEPT_SETTINGS if key in told}
+    settings = universal.settings
+    tree: dict[str, Any] = {key: settings[key] for key in _KEPT_SETTINGS if key in settings}
     tree[_GROUPS] = [
         {**group.settings, "params": [at], "param_names": list(group.names)}
         for at, group in enumerate(groups)
     ]
-    if _OPTIMIZER in told:
+    if _OPTIMIZER in settings:
         first = groups[0].settings
         shared = {k: v for k, v in first.items() if all(g.settings.get(k) == v for g in groups)}
-        state = told[_OPTIMIZER]["state"]
+        state = settings[_OPTIMIZER]["state"]
         steps = {at: {STEP: of[STEP]} for at, of in state.items() if STEP in of}
         tree[_OPTIMIZER] = {"state": steps, _GROUPS: [{**shared, "params": []}]}
     out.files.append(plain_file(f"{universal.tag}/zero/optimizer_state.pt", tree))
     where = f"{universal.tag}/zero/optimizer_state.pt"
-    if told.get("clip_grad"):
+    if settings.get("clip_grad"):
         out.not_carried[f"{where}: clip_grad"] = (
-            f"the base was clipped at {told['clip_grad']:g}; DeepSpeed's norm is not the same at every width, "
+            f"the base was clipped at {settings['clip_grad']:g}; DeepSpeed's norm is not the same at every width, "
             "and gradient_clipping of the engine's own config counts"
         )
 
@@ -281,19 +281,19 @@ def _model(
     out: WideFiles,
     universal: Universal,
     file: str,
-    told: Mapping[str, Any],
+    model: Mapping[str, Any],
     groups: Sequence[NamedGroup],
     plan: Plan,
 ) -> None:
     """A file of model states: counters, the schedule and what the user saved, without weights."""
     where = f"{universal.tag}/{file}"
     tree: dict[str, Any] = {"module": {}, "optimizer": None}
-    tree |= out.plain({key: value for key, value in told.items() if key not in _LEFT_OUT}, where)
+    tree |= out.plain({key: value for key, value in model.items() if key not in _LEFT_OUT}, where)
     tree[_SHAPES] = [{name: tuple(plan[name].wide_shape) for name in group.names} for group in groups]
     tree["lr_scheduler"] = _schedule(
-        told.get("lr_scheduler"), len(universal.settings[_GROUPS]), groups, where
+        model.get("lr_scheduler"), len(universal.settings[_GROUPS]), groups, where
     )
-    if told.get("buffer_names"):
+    if model.get("buffer_names"):
         out.not_carried[f"{where}: buffers"] = "the engine does not load them from a universal checkpoint"
     out.files.append(plain_file(where, tree))
 

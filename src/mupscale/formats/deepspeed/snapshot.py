@@ -23,8 +23,8 @@ def universal_snapshot(path: Location) -> Snapshot:
 def add_universal(found: Snapshot, weights: bool) -> None:
     """Add a universal checkpoint to a snapshot: its float32 copies as the weights, or as masters of weights that are there."""
     universal = read_universal(found.path)
-    told = next(iter(universal.models.values()))
-    lists = told.get(_SHAPES)
+    model = next(iter(universal.models.values()))
+    lists = model.get(_SHAPES)
     shapes: list[dict[str, Any]] = (
         [of for of in lists if isinstance(of, dict)] if isinstance(lists, list) else []
     )
@@ -47,6 +47,6 @@ def add_universal(found: Snapshot, weights: bool) -> None:
         members = [[name for of in members for name in of]]
     for at, group in enumerate(groups):
         found.add_group(members[at] if len(members) == len(groups) else [f"group {at}"], group)
-    found.schedule |= dict(flat(told.get("lr_scheduler") or universal.schedule or {}))
-    if "global_steps" in told:
-        found.counters[STEP] = told["global_steps"]
+    found.schedule |= dict(flat(model.get("lr_scheduler") or universal.schedule or {}))
+    if "global_steps" in model:
+        found.counters[STEP] = model["global_steps"]

@@ -89,7 +89,7 @@ def grow_lightning_checkpoint(
     raise_few(f"{printable(str(path))} cannot be widened", _unknown_tensors(checkpoint))
     weights = checkpoint[_WEIGHTS]
     wide = {**checkpoint, _WEIGHTS: grow_state_dict(weights, whole, prove=prove), _STATES: []}
-    direction, told = Direction(whole), {}
+    direction, noise_settings = Direction(whole), {}
     if noise is not None:
         own = {name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)}
         found = resolve_noise(
@@ -97,7 +97,7 @@ def grow_lightning_checkpoint(
         )
         direction = Direction(whole, noise=_Prefixed(found, prefix))
         wide[_WEIGHTS] = carry_tensors(weights, direction)
-        told = {"noise": {"kind": type(noise).__name__, **found.as_json()}, "seed": seed}
+        noise_settings = {"noise": {"kind": type(noise).__name__, **found.as_json()}, "seed": seed}
     for i, state in enumerate(checkpoint[_STATES]):
         members = named_parameters(weights, whole) if names is None else names[i]
         rule = (
@@ -107,7 +107,7 @@ def grow_lightning_checkpoint(
         )
         wide[_STATES].append(_widened(state, direction, members, rule, f"optimizer {i}", rules))
     since = plan if early is None else early.then(plan)
-    wide[KEY] = record_of((plan, since), history.grown(Growth.by(plan, early, **told)))
+    wide[KEY] = record_of((plan, since), history.grown(Growth.by(plan, early, **noise_settings)))
     partial = out.with_name(f"{out.name}.partial")
     with os_errors(out):
         torch.save(wide, partial)

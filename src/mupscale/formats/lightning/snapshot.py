@@ -27,8 +27,8 @@ def lightning_snapshot(path: Location) -> Snapshot:
         str(n): Filed.of(folder, p) for n, p in tree["state_dict"].items() if isinstance(p, Place)
     }
     states = tree.get("optimizer_states") or []
-    for number, told in enumerate(states):
-        groups, state = parts(told, f"optimizer {number}")
+    for number, optimizer in enumerate(states):
+        groups, state = parts(optimizer, f"optimizer {number}")
         named = [list(map(str, group.get("param_names", ()))) for group in groups]
         kept = [len(of) for of in named] == [len(group["params"]) for group in groups]
         if not kept and len(states) == 1:

@@ -63,11 +63,11 @@ def groups_in(optimizer: Any) -> Any:
     return inner.get(GROUPS) if isinstance(inner, dict) else None
 
 
-def groups_of(told: FsdpDtensor) -> tuple[list[dict[str, Any]], list[list[str]]]:
+def groups_of(checkpoint: FsdpDtensor) -> tuple[list[dict[str, Any]], list[list[str]]]:
     """The groups that tensors say they are in, and the names of the tensors of each."""
     groups: list[dict[str, Any]] = []
     members: list[list[str]] = []
-    for name, settings in told.settings().items():
+    for name, settings in checkpoint.settings().items():
         if odd := [key for key, value in settings.items() if isinstance(value, Tensor)]:
             raise_few(
                 CLAIM,
@@ -204,15 +204,15 @@ def wide_groups(
     fastest = max(group.growth_factor for group in carried)
     found = []
     for at, group in enumerate(carried):
-        told = base[group.origin]
+        base_group = base[group.origin]
         factors = factors_of(group.rule, group.settings, plan[group.names[0]])
         decay = factors.get(group.rule.decay_key)
         found.append(
             {
-                **{key: value for key, value in told.items() if key in _OWN},
+                **{key: value for key, value in base_group.items() if key in _OWN},
                 **group.settings,
-                **{key: _setting(key, told, schedule) * group.growth_factor for key in _RATES},
-                "wd_mult": told["wd_mult"] * (1.0 if decay is None else float(decay)),
+                **{key: _setting(key, base_group, schedule) * group.growth_factor for key in _RATES},
+                "wd_mult": base_group["wd_mult"] * (1.0 if decay is None else float(decay)),
                 "is_decoupled_lr": f"{_MARK}{at}",
                 "default_config": group.growth_factor == fastest,
                 NAMES: list(group.names),

@@ -77,16 +77,16 @@ def _record(base: Location) -> Location | None:
 
 
 def _open_torch_dist(base: Location | str, plan: Plan) -> Opened:
-    told = read_torch_dist(base)
-    spots = spots_of(told, plan)
-    weights = weight_parts(told, plan, spots)
+    checkpoint = read_torch_dist(base)
+    spots = spots_of(checkpoint, plan)
+    weights = weight_parts(checkpoint, plan, spots)
     moves = [parts.move(name, plan[name].making(), parts.places[0]) for name, parts in weights.items()]
-    return told.path, moves, lambda growing: wide_torch_dist(told, growing, spots, weights)
+    return checkpoint.path, moves, lambda growing: wide_torch_dist(checkpoint, growing, spots, weights)
 
 
 def _open_fsdp(base: Location | str, plan: Plan) -> Opened:
-    told = read_fsdp_dtensor(base)
-    endings = endings_of(told, plan)
-    weights = weights_of(told, plan, endings)
+    checkpoint = read_fsdp_dtensor(base)
+    endings = endings_of(checkpoint, plan)
+    weights = weights_of(checkpoint, plan, endings)
     moves = [move for name, stored in weights.items() for move in stored.moves(name, plan[name].making())]
-    return told.path, moves, lambda growing: wide_fsdp(told, growing, endings, weights)
+    return checkpoint.path, moves, lambda growing: wide_fsdp(checkpoint, growing, endings, weights)

@@ -53,7 +53,7 @@ class WholeOrHalves:
         ]
 
 
-def endings_of(told: FsdpDtensor, plan: Plan) -> dict[str, Endings]:
+def endings_of(checkpoint: FsdpDtensor, plan: Plan) -> dict[str, Endings]:
     """How every tensor of the plan is stored: as one, or in halves; raises for missing ones and for those that are left over."""
     found: dict[str, Endings] = {}
     faults: list[Fault] = []
@@ -61,7 +61,7 @@ def endings_of(told: FsdpDtensor, plan: Plan) -> dict[str, Endings]:
         spelled = [
             ends
             for ends in (("",), HALVES)
-            if all(told.model + name + e in told.stored.tensors for e in ends)
+            if all(checkpoint.model + name + e in checkpoint.stored.tensors for e in ends)
         ]
         if entry.sources != (name,) or entry.join is not None:
             faults.append(
@@ -73,8 +73,10 @@ def endings_of(told: FsdpDtensor, plan: Plan) -> dict[str, Endings]:
             what = "the plan needs it, and the checkpoint does not have it"
             faults.append(Fault("checkpoint.tensor_missing", printable(name), what, OTHER_PLAN))
     known = {name + ending for name, endings in found.items() for ending in endings}
-    for key in told.stored.tensors:
-        owner = key.removeprefix(told.model) if key.startswith(told.model) else told.owner(key)
+    for key in checkpoint.stored.tensors:
+        owner = (
+            key.removeprefix(checkpoint.model) if key.startswith(checkpoint.model) else checkpoint.owner(key)
+        )
         if owner is not None and owner not in known:
             faults.append(
                 Fault(
@@ -88,31 +90,33 @@ def endings_of(told: FsdpDtensor, plan: Plan) -> dict[str, Endings]:
     return found
 
 
-def weights_of(told: FsdpDtensor, plan: Plan, endings: Mapping[str, Endings]) -> dict[str, WholeOrHalves]:
+def weights_of(
+    checkpoint: FsdpDtensor, plan: Plan, endings: Mapping[str, Endings]
+) -> dict[str, WholeOrHalves]:
     """Where the weights of the base lie."""
     return {
-        name: _stored(told, [told.model + name + e for e in ends], plan[name].base_shape)
+        name: _stored(checkpoint, [checkpoint.model + name + e for e in ends], plan[name].base_shape)
         for name, ends in endings.items()
     }
 
 
-def _stored(told: FsdpDtensor, keys: list[str], shape: tuple[int, ...]) -> WholeOrHalves:
+def _stored(checkpoint: FsdpDtensor, keys: list[str], shape: tuple[int, ...]) -> WholeOrHalves:
     if not shape:
         keys = keys[:1]  # halves have the same number of steps
     part = (shape[0] // len(keys), *shape[1:]) if shape else shape
-    return WholeOrHalves(tuple(parts_of(told.stored, Spot(key, None), part) for key in keys), shape)
+    return WholeOrHalves(tuple(parts_of(checkpoint.stored, Spot(key, None), part) for key in keys), shape)
 
 
 def _states(
-    told: FsdpDtensor, plan: Plan, endings: Mapping[str, Endings]
+    checkpoint: FsdpDtensor, plan: Plan, endings: Mapping[str, Endings]
 ) -> dict[str, dict[str, WholeOrHalves]]:
     """The state of every tensor, by its key."""
     found: dict[str, dict[str, WholeOrHalves]] = {}
     for name, ends in endings.items():
-        first = f"{told.state}{name}{ends[0]}."
-        for kind in (key.removeprefix(first) for key in told.stored.tensors if key.startswith(first)):
-            keys = [f"{told.state}{name}{e}.{kind}" for e in ends]
-            if lost := [key for key in keys if key not in told.stored.tensors]:
+        first = f"{checkpoint.state}{name}{ends[0]}."
+        for kind in (key.removeprefix(first) for key in checkpoint.stored.tensors if key.startswith(first)):
+            keys = [f"{checkpoint.state}{name}{e}.{kind}" for e in ends]
+            if lost := [key for key in keys if key not in checkpoint.stored.tensors]:
                 raise_few(
                     CLAIM,
                     [
@@ -123,13 +127,13 @@ def _states(
                         )
                     ],
                 )
-            shape = plan[name].base_shape if told.stored.tensors[keys[0]].shape else ()
-            found.setdefault(name, {})[kind] = _stored(told, keys, shape)
+            shape = plan[name].base_shape if checkpoint.stored.tensors[keys[0]].shape else ()
+            found.setdefault(name, {})[kind] = _stored(checkpoint, keys, shape)
     return found
 
 
 def wide_fsdp(
-    told: FsdpDtensor,
+    checkpoint: FsdpDtensor,
     growing: Growing,
     endings: Mapping[str, Endings],
     weights: Mapping[str, WholeOrHalves],
@@ -137,7 +141,7 @@ def wide_fsdp(
     """Everything that writes the wide checkpoint."""
     plan = growing.plan
     out = WideFiles()
-    for entry in told.others:
+    for entry in checkpoint.others:
         out.not_carried[printable(entry)] = "it holds tensors that belong to no weight"
     if growing.names is not None:
         raise_few(
@@ -153,41 +157,43 @@ def wide_fsdp(
         )
     held = {name: {"": (stored, growing.making(name))} for name, stored in weights.items()}
     metas: dict[str, Any] = {}
-    groups, members = groups_of(told)
-    states = _states(told, plan, endings)
+    groups, members = groups_of(checkpoint)
+    states = _states(checkpoint, plan, endings)
     if groups or states:
-        raise_few(CLAIM, group_faults(groups, told.schedule))
+        raise_few(CLAIM, group_faults(groups, checkpoint.schedule))
         named = NamedState(settings_of_groups(groups), members, states, "optimizer")
         carried = named.carried(growing, CLAIM)
-        out.not_carried.update(warming(told.schedule))
+        out.not_carried.update(warming(checkpoint.schedule))
         for name, state in carried.state.items():
             held[name] |= {
                 key: (value.source, value.making) if isinstance(value, Moment) else (value, Making(()))
                 for key, value in state.items()
             }
-        for group in wide_groups(carried.groups, groups, told.schedule, plan):
-            told_of = {key: value for key, value in group.items() if key != NAMES}
+        for group in wide_groups(carried.groups, groups, checkpoint.schedule, plan):
+            settings = {key: value for key, value in group.items() if key != NAMES}
             metas |= {
-                f"{told.meta}{name}.{key}": value for name in group[NAMES] for key, value in told_of.items()
+                f"{checkpoint.meta}{name}.{key}": value
+                for name in group[NAMES]
+                for key, value in settings.items()
             }
-    _write(out, told, endings, held, metas)
+    _write(out, checkpoint, endings, held, metas)
     return out
 
 
 def _write(
     out: WideFiles,
-    told: FsdpDtensor,
+    checkpoint: FsdpDtensor,
     endings: Mapping[str, Endings],
     held: Mapping[str, Mapping[str, tuple[WholeOrHalves, Making]]],
     metas: Mapping[str, Any],
 ) -> None:
     """A file for every tensor of the plan with its state, one for values, and the file that says where they are."""
-    folder = f"{told.tag}/" if told.tag else ""
+    folder = f"{checkpoint.tag}/" if checkpoint.tag else ""
     files, tensors = FileNames(), dict[str, ChunkedTensor]()
     for number, (name, entries) in enumerate(held.items()):
         file = f"__0_{number}.distcp"
-        laid = list(_laid(told, name, endings[name], entries))
-        rooms = [Room(told.stored.tensors[key].dtype, shape) for key, shape, _ in laid]
+        laid = list(_laid(checkpoint, name, endings[name], entries))
+        rooms = [Room(checkpoint.stored.tensors[key].dtype, shape) for key, shape, _ in laid]
         made, places, archives = lay_out_chunks(folder + file, rooms)
         out.files.append(made)
         for (key, shape, move), place, where in zip(laid, places, archives, strict=True):
@@ -196,23 +202,23 @@ def _write(
             tensors[key] = chunked(place.dtype, shape, [chunk], files)
     kept = {
         key: where
-        for key, where in told.stored.values.items()
-        if not key.startswith(told.meta) and key.partition(".")[0] not in told.others
+        for key, where in checkpoint.stored.values.items()
+        if not key.startswith(checkpoint.meta) and key.partition(".")[0] not in checkpoint.others
     }
     fresh = {key: archive_of(value) for key, value in metas.items()}
-    values = kept_values(out, told.path, kept, folder, f"__0_{len(held)}.distcp", fresh)
+    values = kept_values(out, checkpoint.path, kept, folder, f"__0_{len(held)}.distcp", fresh)
     out.files.append(fixed_file(folder + DCP_METADATA, metadata_bytes(tensors, values)))
-    if told.tag:
-        out.texts.append(Text(MEGATRON_LATEST, told.tag.removeprefix("iter_").lstrip("0") or "0"))
+    if checkpoint.tag:
+        out.texts.append(Text(MEGATRON_LATEST, checkpoint.tag.removeprefix("iter_").lstrip("0") or "0"))
 
 
 def _laid(
-    told: FsdpDtensor, name: str, endings: Endings, entries: Mapping[str, tuple[WholeOrHalves, Making]]
+    checkpoint: FsdpDtensor, name: str, endings: Endings, entries: Mapping[str, tuple[WholeOrHalves, Making]]
 ) -> Iterator[tuple[str, tuple[int, ...], Move]]:
     """The key, the shape and the move of everything that is stored for one tensor of the plan."""
     for kind, (stored, making) in entries.items():
         for at, ending in enumerate(endings):
-            key = f"{told.state}{name}{ending}.{kind}" if kind else told.model + name + ending
+            key = f"{checkpoint.state}{name}{ending}.{kind}" if kind else checkpoint.model + name + ending
             part = stored.moves(f"{name}{ending}: {kind}" if kind else name + ending, making)
             move = part[min(at, len(part) - 1)]
             yield key, tuple(window(making.wide_shape, move.cells)[1]), move

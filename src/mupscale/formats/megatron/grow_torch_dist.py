@@ -55,10 +55,10 @@ Stacks = dict[str, dict[int | None, _Layer]]
 
 
 def wide_torch_dist(
-    told: TorchDist, growing: Growing, spots: Mapping[str, Spot], weights: Mapping[str, Parts]
+    checkpoint: TorchDist, growing: Growing, spots: Mapping[str, Spot], weights: Mapping[str, Parts]
 ) -> WideFiles:
     """Everything that writes the wide checkpoint."""
-    out, stored = WideFiles(), told.stored.tensors
+    out, stored = WideFiles(), checkpoint.stored.tensors
     stacks: Stacks = {}
 
     def add(spot: Spot, label: str, parts: Parts, making: Making) -> None:
@@ -69,13 +69,13 @@ def wide_torch_dist(
         for own in (spot, *map(spot.state, COPIES)):
             if own.key in stored:
                 add(own, name if own is spot else f"{name}: copy", weights[name], making)
-    rest = {key: value for key, value in told.common.items() if key not in (OPTIMIZER, _ARGUMENTS)}
+    rest = {key: value for key, value in checkpoint.common.items() if key not in (OPTIMIZER, _ARGUMENTS)}
     common = out.plain(rest, COMMON)
-    if _ARGUMENTS in told.common:
+    if _ARGUMENTS in checkpoint.common:
         out.not_carried[f"{COMMON}: {_ARGUMENTS}"] = "they are those of the base, with its sizes"
-    if (tree := told.common.get(OPTIMIZER)) is not None:
-        schedule = told.common.get(_SCHEDULE) or {}
-        groups, carried = _carried(told, growing, spots, schedule, out)
+    if (tree := checkpoint.common.get(OPTIMIZER)) is not None:
+        schedule = checkpoint.common.get(_SCHEDULE) or {}
+        groups, carried = _carried(checkpoint, growing, spots, schedule, out)
         out.not_carried.update({f"{COMMON}: {key}": why for key, why in warming(schedule).items()})
         common[OPTIMIZER] = _regrouped(tree, groups, out)
         for name, state in carried.state.items():
@@ -92,21 +92,25 @@ def wide_torch_dist(
                 )
             ],
         )
-    _write(out, told, stacks, common)
+    _write(out, checkpoint, stacks, common)
     return out
 
 
 def _carried(
-    told: TorchDist, growing: Growing, spots: Mapping[str, Spot], schedule: Mapping[str, Any], out: WideFiles
+    checkpoint: TorchDist,
+    growing: Growing,
+    spots: Mapping[str, Spot],
+    schedule: Mapping[str, Any],
+    out: WideFiles,
 ) -> tuple[list[dict[str, Any]], NamedOptimizer]:
     """The wide groups as they are saved, and groups and state in new units."""
-    plan, groups = growing.plan, groups_in(told.common[OPTIMIZER])
+    plan, groups = growing.plan, groups_in(checkpoint.common[OPTIMIZER])
     raise_few(CLAIM, group_faults(groups, schedule))
     members, faults = members_of(groups, plan, growing.names)
     raise_few(CLAIM, faults)
     if growing.names is None and not all(NAMES in group for group in groups):
         out.not_carried[f"{COMMON}: {GROUPS}"] = TAKEN
-    named = NamedState(settings_of_groups(groups), members, state_parts(told, plan, spots), COMMON)
+    named = NamedState(settings_of_groups(groups), members, state_parts(checkpoint, plan, spots), COMMON)
     carried = named.carried(growing, CLAIM)
     return wide_groups(carried.groups, groups, schedule, plan), carried
 
@@ -119,9 +123,9 @@ def _regrouped(tree: Mapping[str, Any], groups: list[dict[str, Any]], out: WideF
     return {**out.plain(rest, f"{COMMON}: {OPTIMIZER}"), key: made}
 
 
-def _write(out: WideFiles, told: TorchDist, stacks: Stacks, common: Mapping[str, Any]) -> None:
+def _write(out: WideFiles, checkpoint: TorchDist, stacks: Stacks, common: Mapping[str, Any]) -> None:
     """A file for every stored tensor, with an archive for every layer, and the files that say where they are."""
-    folder = f"{told.tag}/" if told.tag else ""
+    folder = f"{checkpoint.tag}/" if checkpoint.tag else ""
     names, tensors = FileNames(), dict[str, ChunkedTensor]()
     for number, (key, layers) in enumerate(stacks.items()):
         file, stacked = f"__0_{number}.distcp", None not in layers
@@ -135,12 +139,12 @@ def _write(out: WideFiles, told: TorchDist, stacks: Stacks, common: Mapping[str,
         starts = [((at,) if stacked else ()) + (0,) * len(shape) for at in range(len(found))]
         chunks = [Chunk(a, room.shape, file, *where) for a, where in zip(starts, archives, strict=True)]
         tensors[key] = chunked(room.dtype, (len(found), *shape) if stacked else shape, chunks, names)
-    values = kept_values(out, told.path, told.stored.values, folder, f"__0_{len(stacks)}.distcp")
+    values = kept_values(out, checkpoint.path, checkpoint.stored.values, folder, f"__0_{len(stacks)}.distcp")
     out.files.append(fixed_file(folder + DCP_METADATA, metadata_bytes(tensors, values)))
     out.files.append(plain_file(folder + COMMON, common))
-    out.texts.append(Text(folder + MEGATRON_CONFIG, told.config))
-    if told.tag:
-        out.texts.append(Text(MEGATRON_LATEST, told.tag.removeprefix("iter_").lstrip("0") or "0"))
+    out.texts.append(Text(folder + MEGATRON_CONFIG, checkpoint.config))
+    if checkpoint.tag:
+        out.texts.append(Text(MEGATRON_LATEST, checkpoint.tag.removeprefix("iter_").lstrip("0") or "0"))
 
 
 def kept_values(

@@ -60,12 +60,12 @@ class Parts:
         return Move(label, replace(making, join=join), self.places, target)
 
 
-def spots_of(told: TorchDist, plan: Plan) -> dict[str, Spot]:
+def spots_of(checkpoint: TorchDist, plan: Plan) -> dict[str, Spot]:
     """Where every tensor of the plan lies; raises for those that are missing, and for stored ones that it does not know."""
     spots: dict[str, Spot] = {}
     faults: list[Fault] = []
     for name, entry in plan.tensors.items():
-        spot = _spot(name, told)
+        spot = _spot(name, checkpoint)
         if spot is None and entry.kind == "parameter":
             faults.append(
                 Fault(
@@ -84,7 +84,7 @@ def spots_of(told: TorchDist, plan: Plan) -> dict[str, Spot]:
     layers: dict[str, set[int | None]] = {}
     for spot in spots.values():
         layers.setdefault(spot.key, set()).add(spot.layer)
-    for key, tensor in told.stored.tensors.items():
+    for key, tensor in checkpoint.stored.tensors.items():
         weight = key.removeprefix(STATE).partition(".")[2] if key.startswith(STATE) else key
         if weight not in layers:
             faults.append(_unknown(key))
@@ -115,11 +115,11 @@ def plain_spelling(name: str) -> str:
     return name
 
 
-def _spot(name: str, told: TorchDist) -> Spot | None:
+def _spot(name: str, checkpoint: TorchDist) -> Spot | None:
     for spelling in spellings(name):
-        if spelling in told.stored.tensors:
+        if spelling in checkpoint.stored.tensors:
             return Spot(spelling, None)
-        if (found := _LAYER.fullmatch(spelling)) and f"{found[1]}.{found[3]}" in told.stored.tensors:
+        if (found := _LAYER.fullmatch(spelling)) and f"{found[1]}.{found[3]}" in checkpoint.stored.tensors:
             return Spot(f"{found[1]}.{found[3]}", int(found[2]))
     return None
 
@@ -173,23 +173,23 @@ def _place(stored: DcpDirectory, chunk: Chunk, layer: int | None, dtype: str) ->
     return Place(place.file, place.offset + before * item_size(dtype), dtype, chunk.shape[1:])
 
 
-def weight_parts(told: TorchDist, plan: Plan, spots: Mapping[str, Spot]) -> dict[str, Parts]:
+def weight_parts(checkpoint: TorchDist, plan: Plan, spots: Mapping[str, Spot]) -> dict[str, Parts]:
     """Every tensor of the plan in the most precise copy that is stored: the optimizer's own, if it has one."""
     found = {}
     for name, spot in spots.items():
         copies = (spot.state(key) for key in COPIES)
-        best = next((copy for copy in copies if copy.key in told.stored.tensors), spot)
-        found[name] = parts_of(told.stored, best, plan[name].base_shape)
+        best = next((copy for copy in copies if copy.key in checkpoint.stored.tensors), spot)
+        found[name] = parts_of(checkpoint.stored, best, plan[name].base_shape)
     return found
 
 
-def state_parts(told: TorchDist, plan: Plan, spots: Mapping[str, Spot]) -> dict[str, dict[str, Parts]]:
+def state_parts(checkpoint: TorchDist, plan: Plan, spots: Mapping[str, Spot]) -> dict[str, dict[str, Parts]]:
     """The state of every tensor, without copies of the weights. Steps are kept elsewhere, one number for all."""
-    saved = [key.removeprefix(STATE) for key in told.stored.tensors if key.startswith(STATE)]
+    saved = [key.removeprefix(STATE) for key in checkpoint.stored.tensors if key.startswith(STATE)]
     kinds = sorted({key.partition(".")[0] for key in saved} - {*COPIES})
     found: dict[str, dict[str, Parts]] = {}
     for name, spot in spots.items():
         for kind in kinds:
-            if (own := spot.state(kind)).key in told.stored.tensors:
-                found.setdefault(name, {})[kind] = parts_of(told.stored, own, plan[name].base_shape)
+            if (own := spot.state(kind)).key in checkpoint.stored.tensors:
+                found.setdefault(name, {})[kind] = parts_of(checkpoint.stored, own, plan[name].base_shape)
     return found

@@ -28,28 +28,32 @@ def megatron_snapshot(path: Location) -> Snapshot:
 
 
 def _torch_dist_snapshot(path: Location) -> Snapshot:
-    told = read_torch_dist(path)
-    found = Snapshot(told.path, "Megatron torch_dist checkpoint", heads=_heads(told.common.get("args")))
-    for key, tensor in told.stored.tensors.items():
+    checkpoint = read_torch_dist(path)
+    found = Snapshot(
+        checkpoint.path, "Megatron torch_dist checkpoint", heads=_heads(checkpoint.common.get("args"))
+    )
+    for key, tensor in checkpoint.stored.tensors.items():
         slot, _, name = key.removeprefix(STATE).partition(".")
         if key.startswith(STATE) and name:
-            held = number_or_filed(told.path, tensor)
+            held = number_or_filed(checkpoint.path, tensor)
             for own, part in (_layers(name, held) if isinstance(held, Filed) else {name: held}).items():
                 found.add_state(own, slot, part)
         elif is_random(key):
-            found.random[key] = Filed.of(told.path, tensor)
+            found.random[key] = Filed.of(checkpoint.path, tensor)
         else:
-            found.weights |= _layers(key, Filed.of(told.path, tensor))
-    optimizer = told.common.get("optimizer")
+            found.weights |= _layers(key, Filed.of(checkpoint.path, tensor))
+    optimizer = checkpoint.common.get("optimizer")
     inner = optimizer.get("optimizer", optimizer) if isinstance(optimizer, dict) else None
     state = inner.get("state") if isinstance(inner, dict) else None
     if isinstance(state, dict) and "common_step" in state:
         found.steps = dict.fromkeys(found.moments, float(state["common_step"]))
-    found.schedule = dict(flat(told.common.get("opt_param_scheduler") or {}))
+    found.schedule = dict(flat(checkpoint.common.get("opt_param_scheduler") or {}))
     _add_groups(found, groups_in(optimizer) or ())
-    if "iteration" in told.common:
-        found.counters[STEP] = told.common["iteration"]
-    add_values(found, {key: value(told.stored, key) for key in told.stored.values if is_random(key)})
+    if "iteration" in checkpoint.common:
+        found.counters[STEP] = checkpoint.common["iteration"]
+    add_values(
+        found, {key: value(checkpoint.stored, key) for key in checkpoint.stored.values if is_random(key)}
+    )
     return found
 
 
@@ -74,31 +78,31 @@ def _add_groups(found: Snapshot, groups: Any) -> None:
 
 
 def _heads(args: Any) -> Heads | None:
-    """The heads of a job's arguments; None where they do not tell."""
-    told: Mapping[str, Any] = vars(args) if hasattr(args, "__dict__") else {}
-    queries, size = told.get("num_attention_heads"), told.get("kv_channels")
-    keys = told.get("num_query_groups") if told.get("group_query_attention") else queries
+    """The heads of a job's arguments; None where they do not say."""
+    arguments: Mapping[str, Any] = vars(args) if hasattr(args, "__dict__") else {}
+    queries, size = arguments.get("num_attention_heads"), arguments.get("kv_channels")
+    keys = arguments.get("num_query_groups") if arguments.get("group_query_attention") else queries
     if not all(isinstance(n, int) and n > 0 for n in (queries, size, keys)):
         return None
     return Heads(size, queries, keys)  # type: ignore[arg-type]
 
 
 def _fsdp_snapshot(path: Location) -> Snapshot:
-    told = read_fsdp_dtensor(path)
-    args = value(told.stored, "args") if "args" in told.stored.values else None
-    found = Snapshot(told.path, "Megatron fsdp_dtensor checkpoint", heads=_heads(args))
-    for key, tensor in told.stored.tensors.items():
-        if (name := told.owner(key)) is not None:
-            found.add_state(name, key.rpartition(".")[2], number_or_filed(told.path, tensor))
-        elif key.startswith(told.model):
-            found.weights[key.removeprefix(told.model)] = Filed.of(told.path, tensor)
+    checkpoint = read_fsdp_dtensor(path)
+    args = value(checkpoint.stored, "args") if "args" in checkpoint.stored.values else None
+    found = Snapshot(checkpoint.path, "Megatron fsdp_dtensor checkpoint", heads=_heads(args))
+    for key, tensor in checkpoint.stored.tensors.items():
+        if (name := checkpoint.owner(key)) is not None:
+            found.add_state(name, key.rpartition(".")[2], number_or_filed(checkpoint.path, tensor))
+        elif key.startswith(checkpoint.model):
+            found.weights[key.removeprefix(checkpoint.model)] = Filed.of(checkpoint.path, tensor)
         elif is_random(key):
-            found.random[key] = Filed.of(told.path, tensor)
+            found.random[key] = Filed.of(checkpoint.path, tensor)
     whole = [name.removesuffix(HALVES[0]) for name in found.weights if name.endswith(HALVES[0])]
     found = found.remade({name: Made(tuple(name + half for half in HALVES), joined) for name in whole})
-    for name, settings in told.settings().items():
-        found.add_group([name], with_rates(settings, told.schedule))
-    found.schedule = dict(told.schedule)
-    if "iteration" in told.stored.values:
-        found.counters[STEP] = value(told.stored, "iteration")
+    for name, settings in checkpoint.settings().items():
+        found.add_group([name], with_rates(settings, checkpoint.schedule))
+    found.schedule = dict(checkpoint.schedule)
+    if "iteration" in checkpoint.stored.values:
+        found.counters[STEP] = value(checkpoint.stored, "iteration")
     return found.renamed({name: plain_spelling(name) for name in found.names | found.steps.keys()})

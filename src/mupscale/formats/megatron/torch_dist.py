@@ -62,9 +62,9 @@ def read_torch_dist(path: Location | str) -> TorchDist:
         )
     raw = read_regular(folder / MEGATRON_CONFIG, MEGATRON_SMALL)
     config = parse_json(raw, f"{where}/{MEGATRON_CONFIG}")
-    told = config.get(MEGATRON_FORMAT) if isinstance(config, dict) else None
-    if told != "torch_dist":
-        what = f"its format is {printable(str(told))}, expected torch_dist"
+    format_name = config.get(MEGATRON_FORMAT) if isinstance(config, dict) else None
+    if format_name != "torch_dist":
+        what = f"its format is {printable(str(format_name))}, expected torch_dist"
         raise MupscaleError(
             CLAIM,
             [
@@ -88,16 +88,16 @@ def iteration_of(path: Location) -> str:
     """The folder of the latest iteration below this one; "" where no file names one."""
     if not exists(path / MEGATRON_LATEST):
         return ""
-    told = read_regular(path / MEGATRON_LATEST, MEGATRON_SMALL).decode(errors="replace").strip()
-    if told == "release":
-        return told
-    if not (told.isascii() and told.isdigit() and len(told) <= _DIGITS):
-        what = f"it says {printable(told[:80])}, expected a number"
+    latest = read_regular(path / MEGATRON_LATEST, MEGATRON_SMALL).decode(errors="replace").strip()
+    if latest == "release":
+        return latest
+    if not (latest.isascii() and latest.isdigit() and len(latest) <= _DIGITS):
+        what = f"it says {printable(latest[:80])}, expected a number"
         raise MupscaleError(
             "this is not a checkpoint of Megatron",
             [Fault("megatron.iteration_not_number", MEGATRON_LATEST, what)],
         )
-    return f"iter_{int(told):07d}"
+    return f"iter_{int(latest):07d}"
 
 
 def lay_out_chunks(file: str, rooms: Sequence[Room]) -> tuple[OutFile, list[Place], list[tuple[int, int]]]:

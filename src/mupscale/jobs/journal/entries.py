@@ -63,7 +63,7 @@ class Holds:
     """The worker holds a lock on this journal as long as it has an output file open."""
 
     system: str
-    """What tells one start of one machine from every other."""
+    """What distinguishes one start of one machine from every other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ _SYSTEM = Path("/proc/sys/kernel/random/boot_id")
 
 
 def system() -> str | None:
-    """What tells this start of this machine from every other, if it says so."""
+    """What distinguishes this start of this machine from every other, if it says so."""
     with suppress(OSError):
         return _SYSTEM.read_text(encoding="ascii").strip() or None
     return None

@@ -138,7 +138,7 @@ class Trained:
     @cached_property
     def proxy(self) -> Proxy:
         """What a study trains."""
-        told = (as_data(self.family.config), self.data.digest, self.batch, WEIGHT_DECAY, CLIP, WARM_UP)
+        identity = (as_data(self.family.config), self.data.digest, self.batch, WEIGHT_DECAY, CLIP, WARM_UP)
         model = on_meta(self.family.config, self.family.cls)
         vectors = dict.fromkeys(pattern_of(name) for name, p in model.named_parameters() if p.dim() < 2)
         return Proxy(
@@ -150,7 +150,7 @@ class Trained:
             loss=self.loss,
             device=self.device,
             batch=self.batch,
-            digest=hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16],
+            digest=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
             plan=self.family.plan,
             flops=self.flops,
         )

@@ -37,7 +37,7 @@ have the sizes that the proxy's weights have."""
 
 @dataclass(frozen=True)
 class DirectoryStudy:
-    """What `tune` needs, and what a dry run tells."""
+    """What `tune` needs, and what a dry run prints."""
 
     proxy: Proxy
     settings: Settings

@@ -130,7 +130,7 @@ class _Seeds:
         noise, point, first = gains(self.noisy, self.plain), chosen(self.noisy), self.done[0]
         stay = [{leg.point: r.loss for leg, r in known.stay.items() if r is not None} for known in self.done]
         who, at = self._who(), " at equal steps" if self.units else ""
-        head = _told(
+        head = _sentence(
             f"{who} is worth it{at}",
             f"{who} is not worth it{at or ' here'}",
             "Not decided",
@@ -149,8 +149,12 @@ class _Seeds:
             growth, at = gains(self.noisy, stay), "at equal FLOPs"
             worth.add(growth.worth)
             yes, no = f"Growing is worth it {at}", f"Growing is not worth it {at}"
-            told = _told(yes, no, f"Whether growing is worth it {at} is not decided", "growing", growth)
-            head, facts = (f"{head} {told}", facts) if growth.worth is False else (head, [*facts, told])
+            sentence = _sentence(
+                yes, no, f"Whether growing is worth it {at} is not decided", "growing", growth
+            )
+            head, facts = (
+                (f"{head} {sentence}", facts) if growth.worth is False else (head, [*facts, sentence])
+            )
         facts += [*(() if noise.worth else self._late()), *self.left]
         if worth == {True}:
             near = min(self.done, key=lambda known: _far(known, point))
@@ -247,7 +251,7 @@ def _ended(known: Known) -> list[tuple[Tried, float]]:
     return [(t, t.loss) for t in tried if t.loss is not None and t.state in ("finished", "diverged")]
 
 
-def _told(yes: str, no: str, unknown: str, who: str, found: Gains) -> str:
+def _sentence(yes: str, no: str, unknown: str, who: str, found: Gains) -> str:
     """A comparison in one sentence."""
     if not found.known:
         same = len(set(found.each)) == 1 and isfinite(found.each[0])

@@ -126,9 +126,9 @@ def _refuse_undeclared_copies(optimizer: Optimizer, weight: Tensor, rule: Optimi
     faults = []
     for key, value in optimizer.state.get(weight, {}).items():
         known = rule.row(optimizer.param_groups[0], weight.dim(), optimizer.state[weight]).state.get(key)
-        asked = known is not None and known.may_be_a_copy and not known.copy
+        undeclared = known is not None and known.may_be_a_copy and not known.copy
         if (
-            asked
+            undeclared
             and getattr(value, "shape", None) == weight.shape
             and (value - weight).norm() < 0.5 * weight.norm()
         ):

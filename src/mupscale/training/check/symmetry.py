@@ -126,15 +126,15 @@ def noise_shares(base: Run, wide: Run) -> dict[str, NoiseShare]:
     shares = {}
     for name, kind, stored in named_tensors(wide.model):
         planned = kind == "parameter" and name not in wide.plan.ties
-        asked = [drawn for noise in noises if planned and (drawn := noise.tensor(name)) is not None]
-        if not asked:
+        added = [drawn for noise in noises if planned and (drawn := noise.tensor(name)) is not None]
+        if not added:
             continue
         entry = noises[0].woken(name, wide.plan[name])
         found = exact(stored.detach())
         source = exact(entry.source(tensors)).to(found.device) if entry.sources else None
         want = expand_(torch.empty_like(found), source, entry.making())
         delta = torch.zeros_like(want)
-        for drawn in asked:
+        for drawn in added:
             delta += expand_(torch.empty_like(found), source, entry.making(drawn)) - want
         # New weights are zero: all of them is noise.
         weight = want if want.any() else delta

@@ -101,16 +101,16 @@ def verify(
         refuse_hooks(side)
     if step is not None and batches is not None:
         step = with_batches(step, batches, steps)
-    said = sound_with(declared, plan)
+    checked = sound_with(declared, plan)
     chosen = plan if plan is not None else wide.plan if isinstance(wide, Run) else None
     # Built once, and outside the context in which new tensors are float64.
     ahead = wide if isinstance(wide, Run) else build(wide)
     if chosen is None:
         model = ahead.model if isinstance(ahead, Run) else ahead
         try:
-            chosen = infer_plan(start.model, model, declared=said)
+            chosen = infer_plan(start.model, model, declared=checked)
         except Undecided:
-            chosen = _searched(start, model, step, loss, said)
+            chosen = _searched(start, model, step, loss, checked)
     need = memory(start, chosen, dtype)
     _LOG.info("verify: two copies in %s, about %.2f GB", str(dtype).removeprefix("torch."), need / 1e9)
     measuring = _Copies(

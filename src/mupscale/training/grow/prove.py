@@ -79,18 +79,18 @@ def proved_plan(
     where no plan is given. `fresh` builds the wide model with weights, which are looked at where blocks are new. `noise` is
     what will wake new units or split copies, where waking should move no loss.
     """
-    said = sound_with(declared, plan)
+    checked = sound_with(declared, plan)
     refuse_other_device_map(base, built)
     if plan is not None:
         expect_plan(plan)
         check_end(plan, base, "base")
         check_end(plan, built, "wide")
-    _refuse_hooks(unwrap(base), unwrap(built), plan, ways, said)
+    _refuse_hooks(unwrap(base), unwrap(built), plan, ways, checked)
     # Without a proof nothing shows whether the wide model's own settings are meant.
     differences = compare_attributes(base, built, plan) if prove else []
     carry_attributes_(built, differences)
     if loss is None or not prove:
-        chosen = plan if plan is not None else infer_plan(base, built, by=ways.by, declared=said)
+        chosen = plan if plan is not None else infer_plan(base, built, by=ways.by, declared=checked)
         changed = changed_code(chosen.code, base, built) if prove else ""
         if changed:
             warnings.warn(f"{changed}; add loss= or example_inputs=, and it is proved again", stacklevel=3)
@@ -103,7 +103,7 @@ def proved_plan(
         record: dict[str, Any] = {"by": chosen.proof, **({"changed": changed} if changed else {})}
     else:
         try:
-            chosen, record = _measured_plan(base, built, plan, loss, ways, fresh, noise, said)
+            chosen, record = _measured_plan(base, built, plan, loss, ways, fresh, noise, checked)
         except NotExact as error:
             raise _with_differences(error, differences) from error.__cause__
     carried = {d.path: plain_value(d.base) for d in differences if d.kind == "carried"}
