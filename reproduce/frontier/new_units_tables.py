@@ -42,13 +42,13 @@ def base_rows(
 def ahead_from(book: Book, base: Finished, name: str, extra: float) -> float | None:
     """The share of the new FLOPs from which new units stay below going on; 1 if they never do, None without both curves.
 
-    Curves are means over the reported seeds, at 20 points.
+    Curves are means over the reported seeds, at 20 points. A run of fewer steps has fewer points, so it is not compared.
     """
     grown, stays = book.new_units(base, name, extra), book.sunk(base, "goes on", extra)
     if grown is None or stays is None:
         return None
     ours, theirs = (_curve(book, each.chosen) for each in (grown, stays))
-    if not ours or not theirs:
+    if not ours or len(ours) != len(theirs):
         return None
     ahead = [one < other for one, other in zip(ours, theirs, strict=True)]
     behind = max((i for i, below in enumerate(ahead) if not below), default=-1)
