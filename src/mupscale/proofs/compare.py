@@ -88,6 +88,11 @@ def tolerance_of(dtype: torch.dtype, given: float | None) -> float:
 def compare_losses(trial: Trial, loss: Loss) -> Failure | None:
     """The first deviation of one loss, its gradients and the buffers that it writes, without a step."""
     trial.once = once = compared(trial.base.model, trial.wide.model, trial.plan, loss)
+    return judge_losses(trial, once)
+
+
+def judge_losses(trial: Trial, once: Compared) -> Failure | None:
+    """The same of a loss that was computed before."""
     trial.losses.append((once.base.value, once.wide.value))
     trial.identity = once.identity
     return (

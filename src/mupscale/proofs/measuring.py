@@ -26,7 +26,7 @@ from ..plans.plan import OUTPUTS_ALONE
 from ..runs.run import Run
 from .causes import CLIPPING
 from .certificate import Certificate, Failure
-from .compare import Settings, certificate_of, compare_losses, compare_steps
+from .compare import Settings, certificate_of, compare_losses, compare_steps, judge_losses
 from .diagnose import diagnose
 from .identity import Loss, evaluated
 from .modes import Modes, measured_modes, mode_of_steps
@@ -75,13 +75,16 @@ class Measuring(ABC):
     def _judged(
         self, fresh: Callable[[], Trial], rounding: Rounding, training: bool | None = None
     ) -> tuple[Trial, Failure | None]:
-        """Compare, and compare again with the base's own rounding where something deviates and it was not measured."""
+        """Compare, and judge again with the base's own rounding where something deviates and it was not measured."""
         trial = replace(fresh(), rounding=rounding)
         failure = self._compared(trial)
         if failure is None or failure.cause or rounding.losses:
             return trial, failure
         if (other := self._unrepeated()) is not None:
             return trial, other
+        if (once := trial.once) is not None:  # a loss leaves the models as they were, so it would give the same again
+            trial = replace(trial, rounding=self._rounding(training), losses=[])
+            return trial, judge_losses(trial, once)
         trial = replace(fresh(), rounding=self._rounding(training))
         return trial, self._compared(trial)
 

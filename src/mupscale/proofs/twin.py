@@ -21,7 +21,7 @@ from ..tensors.differences import loss_gap
 from .causes import BATCHES
 from .certificate import Failure
 from .compare import compare_steps
-from .identity import DRAWS, Loss, compared
+from .identity import DRAWS, Compared, Evaluated, Loss, evaluated
 from .rounding import Rounding, disturb_, move_, together
 from .trial import Step, Trial, go
 
@@ -49,7 +49,9 @@ def rounding_of_steps(clone: Callable[[], Run], step: Step, steps: int) -> Round
 
 def rounding_of_loss(clone: Callable[[], Run], loss: Loss) -> Rounding:
     """How far the loss and the gradients of a base part from themselves."""
-    return together([_loss(clone(), clone(), loss, seed) for seed in range(TWINS)])
+    model = clone().model
+    plan, own = identity_plan(model), evaluated(model, loss)
+    return together([_loss(Compared(own, _moved(clone(), loss, seed), plan)) for seed in range(TWINS)])
 
 
 def _steps(base: Run, twin: Run, step: Step, steps: int, seed: int) -> Rounding:
@@ -67,9 +69,12 @@ def _steps(base: Run, twin: Run, step: Step, steps: int, seed: int) -> Rounding:
     return Rounding([own[""] for own in losses], _up_to(trial.weights), trial.identity)
 
 
-def _loss(base: Run, twin: Run, loss: Loss, seed: int) -> Rounding:
+def _moved(twin: Run, loss: Loss, seed: int) -> Evaluated:
     move_(twin.model, seed)
-    found = compared(base.model, twin.model, identity_plan(base.model), loss)
+    return evaluated(twin.model, loss)
+
+
+def _loss(found: Compared) -> Rounding:
     return Rounding([found.gap], [], found.identity)
 
 

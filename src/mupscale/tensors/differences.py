@@ -115,14 +115,22 @@ def _measured(found: Tensor, want: Tensor) -> Difference:
     dtype = torch.complex128 if want.is_complex() else torch.float64
     a, b = exact(found, dtype), exact(want, dtype)
     apart = a - b
-    gap = float(apart.abs().max())
+    gap = _largest(apart)
     return Difference(
         gap if gap == gap else inf,
-        float(b.abs().max()),
-        float((a * b.conj()).sum().real),
-        float(b.abs().square().sum()),
-        float(apart.abs().square().sum()),
+        _largest(b),
+        float(torch.vdot(b, a).real),
+        float(torch.vdot(b, b).real),
+        float(torch.vdot(apart, apart).real),
     )
+
+
+def _largest(values: Tensor) -> float:
+    """The largest absolute value. Real values are read once and not copied, since gradients of large models come here."""
+    if values.is_complex():
+        return float(values.abs().max())
+    least, most = torch.aminmax(values)
+    return max(-float(least), float(most))
 
 
 def whole(parts: Sequence[Difference]) -> Difference:
