@@ -8,7 +8,8 @@ AdamW) on the same batch. The control multiplies one tensor's s by 1.01, which t
 Then four models of 8 blocks grow from 27 M to 83 M (from 21 M to 70 M with tied embeddings) without a plan: with the
 projections of queries, keys and values in one layer or in three, tied and untied. Each runs in a process of its own. Its
 line says how many gradients and how many losses alone were taken of the wide model, the CPU seconds of `mu.grow` in
-training steps, and the peak of the process, weights included. Separate projections take a second gradient: that of the bias of
+training steps, and the peak of the process, weights included. A small model is grown before, so that what torch imports on
+its first use is not counted. Separate projections take a second gradient: that of the bias of
 keys is zero by nature, so its rounding in float32 is judged by the base's own, which takes several losses of the base.
 
     python benchmarks/proof_cost.py [--tokens N] [--width N] [--search]
@@ -93,6 +94,8 @@ def searched(fused: bool, tied: bool, width: int, tokens: int) -> Searched:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     loss, counts = _loss(WORDS, tokens), _count_evaluations(2 * width)
+    # What torch imports when it is first used on the meta device takes 2 seconds, whatever the size of the model.
+    mu.grow(model(HEAD, fused, tied), lambda: model(2 * HEAD, fused, tied), loss=_loss(WORDS, 16))
     base = model(width, fused, tied)
     started = time.process_time()
     wide = mu.grow(base, lambda: model(2 * width, fused, tied), loss=loss).model
