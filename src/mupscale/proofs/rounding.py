@@ -140,5 +140,6 @@ def disturb_(optimizer: Optimizer, eps: float, seed: int) -> None:
 
 
 def _move_(tensor: torch.Tensor, eps: float, generator: torch.Generator) -> None:
-    signs = torch.randint(0, 2, tensor.shape, generator=generator, device="cpu") * 2 - 1
-    tensor.mul_((1 + eps * signs.to(torch.float64)).to(tensor.device, tensor.real.dtype))
+    up = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.uint8, device="cpu").bool()
+    more, less = (torch.tensor(1 + e, dtype=tensor.real.dtype, device=tensor.device) for e in (eps, -eps))
+    tensor.mul_(torch.where(up.to(tensor.device), more, less))
