@@ -210,5 +210,5 @@ def resemblance(a: Filed, b: Filed, pages: Pages) -> str:
     factor = float(y.view(-1)[at] / x.view(-1)[at]) if float(x.view(-1)[at]) else 0.0
     near = torch.finfo(torch.float32).eps
     if factor and torch.allclose(x * factor, y, rtol=near, atol=0):
-        return f"B holds it times {factor:.6g}"
+        return "" if f"{factor:.6g}" == "1" else f"B holds it times {factor:.6g}"
     return ""
