@@ -255,6 +255,13 @@ class Beside(nn.Module):
         return self.b(torch.cat([hidden, x], -1))
 
 
+def test_a_stream_whose_mean_is_subtracted_is_named_once_and_not_answered_by_new_units():
+    make = between(nn.LayerNorm, lambda n: nn.Linear(n, n), nn.LayerNorm)
+    (fault,) = refusal(two(make, 4, 6, loss=loss, by="units"), "axis.not_whole_copies").faults
+    assert "by=" not in fault.remedy, "by units was asked for"
+    assert two(make, 4, 8, loss=loss, by="units")().proved
+
+
 def test_a_layer_over_growing_and_fixed_units_is_to_be_split():
     (fault,) = refusal(
         lambda: mu.grow(Beside(4, False), Beside(8, False), loss=loss), "axis.not_whole_copies"

@@ -322,7 +322,13 @@ def _opened(
     made, faults = draft(*models, ways, again, measured)
     made, unused = declare(made, declared)
     if ways.by == "units" and (sizes := frozenset(unpaddable(made).values()) - ways.copied):
-        # A norm that subtracts the mean of its space: such a space grows by copies.
+        # A norm that subtracts the mean of its space: such a space grows by copies, if its size is a whole number of them.
+        stuck = {
+            size: fault._replace(code="axis.not_whole_copies")
+            for fault, size in unpaddable(made).items()
+            if size in sizes and size[1] % size[0]
+        }
+        raise_faults("these sizes can grow neither by new units nor by copies", [*stuck.values()])
         return _opened(base, wide, declared, replace(ways, copied=ways.copied | sizes), measured)
     copied = {name for name, entry in made.entries.items() if entry.kind == "buffer" and entry.layouts}
     faults = [fault for fault in faults if fault.where not in copied] + unused
