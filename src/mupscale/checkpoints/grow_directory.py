@@ -21,6 +21,7 @@ from ..families.types.declarations import FORM
 from ..files.strict import system_errors
 from ..jobs.job import Job
 from ..jobs.worker import run_job, run_worker
+from ..plans.more_experts import refuse_equal_scores
 from ..runs.growth_record import read_about
 from ..storage.location import Location, absolute
 from .about import check_record
@@ -196,6 +197,8 @@ def _planned_job(base: Base, out: Location, request: Request, options: Options, 
     on(Planned(base, family, request, out))
     if request.wakes:
         refuse_jump(family)
+    elif not request.adds_noise:
+        refuse_equal_scores(family.plan)
     choice = None
     if request.rise is not None:
         from .measured_cost import chosen_size
@@ -213,7 +216,8 @@ def _planned_job(base: Base, out: Location, request: Request, options: Options, 
         threads=options.threads,
     )
     # New units wake without a change of the loss, so no model is loaded to measure it unless a batch is given.
-    costs = (request.adds_noise and not request.wakes) or family.new_words or options.batch
+    jumps = request.adds_noise and (not request.wakes or family.plan.parts_tokens)
+    costs = jumps or family.new_words or options.batch
     if costs and options.share is None and options.measure:
         from .measured_cost import planned_losses
 
@@ -234,7 +238,7 @@ def _planned_job(base: Base, out: Location, request: Request, options: Options, 
 def refuse_jump(family: FamilyPlan) -> None:
     """Raise if waking would change the loss, as it did on the small copy."""
     jump = family.evidence.jump
-    if jump is not None and jump <= JUMP:
+    if family.plan.parts_tokens or (jump is not None and jump <= JUMP):
         return
     what = "the loss was not measured" if jump is None else f"the loss of its small copy moves by {jump:.1e}"
     remedy = "write --by copies --noise auto, which shows what it costs; or mupscale grow --by units, which does not wake it"

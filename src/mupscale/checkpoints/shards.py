@@ -27,6 +27,7 @@ from ..jobs.job import Job, Move, window
 from ..models.names import pattern_of
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
+from ..tensors.entry_sources import models_of
 from ..tensors.making import Making
 from .request import SHARD_BYTES
 
@@ -269,7 +270,7 @@ def _part(
 def _copies(found: StoredTensor, entry: TensorPlan, parts: Mapping[str, Part]) -> Iterator[StoredTensor]:
     """What a stored part becomes in the wide model: one part, or where experts are stored one by one, one for every copy.
 
-    The names of copies follow from those of the base's experts:
+    New experts are like those of the base in turn. The names of copies follow from those of the base's experts:
 
     >>> from mupscale.rules.axes import Axis
     >>> entry = TensorPlan(("up",), tuple(map(Axis.parse, ("out: 2x2", "3"))))
@@ -293,7 +294,7 @@ def _copies(found: StoredTensor, entry: TensorPlan, parts: Mapping[str, Part]) -
         for stored, part in parts.items()
         if (*part.cells[:dim], *part.cells[dim + 1 :]) == (*found.cells[:dim], *found.cells[dim + 1 :])
     }
-    for copy in (w for w in range(axis.wide) if axis.source(w) == which):
+    for copy in (w for w, like in enumerate(models_of(axis).tolist()) if like == which):
         cells = (*found.cells[:dim], (copy, axis.wide), *found.cells[dim + 1 :])
         name = _numbered(siblings[0], siblings[1], copy)
         yield replace(found, name=name, cells=cells, base_cells=found.cells)

@@ -162,7 +162,12 @@ def _layout(family: FamilyPlan, about: dict[str, Any]) -> tuple[str, list[Fault]
         f"gradients of a small copy agree to {seen.worst_gradient:.0e}, {seen.steps} AdamW steps to "
         f"{seen.worst_step:.0e} (with the base's rates and eps {seen.control:.0e})"
     )
-    if family.plan.carries_mean:
+    if family.plan.parts_tokens:
+        summary = (
+            f"with copies of experts far apart, loss and summed gradients of a small copy agree to "
+            f"{max(seen.worst_gradient, seen.worst_step):.0e} (with equal scores the loss is off by {seen.control:.0e})"
+        )
+    elif family.plan.carries_mean:
         summary = (
             f"loss and pulled-back gradients of a small copy agree to {max(seen.worst_gradient, seen.worst_step):.0e} (with "
             f"zeros for means the loss is off by {seen.control:.0e})"

@@ -204,6 +204,11 @@ def woken(directory: Directory, family: FamilyPlan) -> str:
     by = f"; by copies, where zeros are not possible: {', '.join(sizes)}" if sizes else ""
     if jump is not None and jump > JUMP:
         return f"waking would move the loss by {jump:.0e} on the small copy, so upscale refuses it; grow leaves it asleep{by}\n"
+    if family.plan.parts_tokens:
+        return (
+            f"copies of experts part along a plane, and each token goes to as few as before: on the small copy {kept_share(family)} of "
+            f"tokens keep their experts, and the loss moves by {jump or 0.0:.0e}{by}\n"
+        )
     text = (
         f"new units wake, and the loss is the base's: it moves by {jump or 0.0:.0e} on the small copy{by}\n"
     )
@@ -213,6 +218,12 @@ def woken(directory: Directory, family: FamilyPlan) -> str:
             f"training is not. The means cost {size(_read_for_means(directory, family.plan))} that each writer may read again\n"
         )
     return text
+
+
+def kept_share(family: FamilyPlan) -> str:
+    """The share of the small copy's tokens that keep their experts, in words."""
+    kept = family.evidence.kept
+    return "an unknown share" if kept is None else f"{kept:.1%}"
 
 
 def _read_for_means(directory: Directory, plan: Plan) -> int:
@@ -251,10 +262,13 @@ def evidence(family: FamilyPlan) -> str:
     seen = family.evidence
     how = "the registry and the search" if seen.source == "row" else "the search alone"
     steps = f"; {seen.steps} AdamW steps to {seen.worst_step:.0e}, with the base's rates and eps {seen.control:.0e}"
-    if family.plan.carries_mean:
+    if family.plan.parts_tokens:
+        steps = f"; copies far apart on a trained copy {seen.worst_step:.0e}, equal scores {seen.control:.0e}"
+    elif family.plan.carries_mean:
         steps = f"; on a trained copy the loss and pulled-back gradients to {seen.worst_step:.0e}, with zeros for means {seen.control:.0e}"
+    alone = family.plan.carries_mean or family.plan.parts_tokens
     lines = [
         f"found by {how}, {seen.trials} tried on a copy of {seen.parameters:,} parameters in float64:",
-        f"  gradients agree to {seen.worst_gradient:.0e}{steps if seen.steps or family.plan.carries_mean else ''}",
+        f"  gradients agree to {seen.worst_gradient:.0e}{steps if seen.steps or alone else ''}",
     ]
     return "\n".join([*lines, *(f"  note: {note}" for note in family.notes)])

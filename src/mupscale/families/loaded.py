@@ -81,6 +81,8 @@ class Losses:
     """The data, in words."""
     words: WordLosses | None = None
     """What new words cost, where there are some. `after` does not count them."""
+    kept: float | None = None
+    """The share of tokens that keep their experts, where copies of experts part."""
 
     def __str__(self) -> str:
         """One sentence.
@@ -92,12 +94,16 @@ class Losses:
         """
         if self.kind == "outputs":
             return f"outputs for {self.text}: noise changes the cosines between them by {self.after:.3f} (root mean square)"
-        return f"loss of {self.text}: {self.before:.4f} before noise (the base's), {self.after:.4f} after"
+        kept = "" if self.kept is None else f"; {self.kept:.1%} of tokens keep their experts"
+        return (
+            f"loss of {self.text}: {self.before:.4f} before noise (the base's), {self.after:.4f} after{kept}"
+        )
 
     def as_json(self) -> dict[str, Any]:
         """As a record stores it: with four digits, which machines that round otherwise agree on."""
         rounded = {end: float(f"{getattr(self, end):.4g}") for end in ("before", "after")}
-        return {**rounded, "kind": self.kind, "text": self.text}
+        kept = {} if self.kept is None else {"kept": float(f"{self.kept:.4g}")}
+        return {**rounded, "kind": self.kind, "text": self.text, **kept}
 
 
 def stored_losses(base: Location, wide: Location, batch: Path | None) -> Losses:

@@ -13,6 +13,7 @@ from ..errors import MupscaleError
 from ..files.floats import refuse_not_finite
 from ..files.places import torch_dtype
 from ..models.float64 import lifted_casts
+from ..noise.apart import share_kept
 from ..noise.auto import AutoNoise
 from ..noise.resolved import restore_noise
 from ..noise.where import Exempt
@@ -82,6 +83,7 @@ def _planned(request: Mapping[str, Any]) -> dict[str, Any]:
         "kind": measure.kind,
         "text": measure.text,
         "words": None if found is None else asdict(found),
+        "kept": share_kept(plan, base, wide, measure.of),
     }
 
 

@@ -146,7 +146,7 @@ def _proved(request: Mapping[str, Any], centred: bool) -> FamilyPlan:
         return family
     try:
         family = prove(family, request["steps"])
-        if not family.plan.carries_mean or (family.evidence.jump or 0.0) <= JUMP:
+        if not family.plan.carries_mean or family.plan.parts_tokens or (family.evidence.jump or 0.0) <= JUMP:
             return family
     except MupscaleError:
         if not family.plan.carries_mean:

@@ -19,6 +19,7 @@ from torch import nn
 from ..errors import Fault, MupscaleError
 from ..models.float64 import cast_, lifted_casts
 from ..models.names import named_tensors
+from ..noise.apart import share_kept
 from ..noise.kinds import NewUnits
 from ..noise.resolve import resolve_noise
 from ..noise.where import exempt_of
@@ -96,30 +97,29 @@ def prove(family: FamilyPlan, steps: int = 5) -> FamilyPlan:
     with lifted_casts():
         for i in range(_BEFORE):
             step(run, i)
-    means = copied.plan.carries_mean
+    # Where training is not the base's there are no steps to compare.
+    alone = copied.plan.carries_mean or copied.plan.parts_tokens
     certificate = verify(
         run,
         copied.wide,
-        step=None if means else lambda r, i: step(r, _BEFORE + i),
-        loss=copied.losses[_BEFORE] if means else None,
+        step=None if alone else lambda r, i: step(r, _BEFORE + i),
+        loss=copied.losses[_BEFORE] if alone else None,
         plan=copied.plan,
         steps=steps,
     ).raise_if_broken()
-    control = _without_means(run, copied) if means else _control(run, copied, step, certificate.base_losses)
+    if copied.plan.carries_mean:
+        wrong, control = "zeros for means", _moved(run, copied, _without_means(copied.plan))
+    elif copied.plan.parts_tokens:
+        wrong, control = "equal scores of copies", _moved(run, copied, copied.plan)
+    else:
+        wrong = "unscaled learning rates and eps"
+        control = _control(run, copied, step, certificate.base_losses)
     if not control > _CONTROL:
-        raise MupscaleError(
-            "the proof proves nothing",
-            [
-                Fault(
-                    "proof.control_too_small",
-                    "control",
-                    f"{'zeros for means' if means else 'unscaled learning rates and eps'} change the loss by {control:.1e} only",
-                )
-            ],
-        )
-    jump = _jump(copied) if family.goal.by == "units" else None
-    steps = 0 if means else steps
-    return family.with_evidence(steps=steps, worst_step=certificate.worst, control=control, jump=jump)
+        what = f"{wrong} change the loss by {control:.1e} only"
+        raise MupscaleError("the proof proves nothing", [Fault("proof.control_too_small", "control", what)])
+    woken = _woken(copied) if family.goal.by == "units" else {}
+    steps = 0 if alone else steps
+    return family.with_evidence(steps=steps, worst_step=certificate.worst, control=control, **woken)
 
 
 def _adamw(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
@@ -132,8 +132,8 @@ def _adamw(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=3e-3, eps=1e-3, weight_decay=0.1)
 
 
-def _jump(copied: Copy) -> float:
-    """How far the loss moves when new units wake and copies are split, by the plan that was brought back to the copy's size."""
+def _woken(copied: Copy) -> dict[str, float | None]:
+    """What waking does on the copy: how far the loss moves, and which share of tokens keep their experts where copies part."""
     tensors = {name: tensor for name, _, tensor in named_tensors(copied.base)}
     exempt = exempt_of(copied.base, copied.plan, "base")
     noise = resolve_noise(tensors, NewUnits(), plan=copied.plan, exempt=exempt)
@@ -142,15 +142,20 @@ def _jump(copied: Copy) -> float:
     fill_model_(wide, copied.base, Direction(copied.plan, noise=noise), in_place=True)
     with lifted_casts(), torch.no_grad():
         before, after = (float(copied.losses[0](model)) for model in (copied.base, wide))
-    return loss_gap(before, after)
+        kept = share_kept(copied.plan, copied.base, wide, copied.losses[0])
+    return {"jump": loss_gap(before, after), "kept": kept}
 
 
-def _without_means(run: Run, copied: Copy) -> float:
-    """How far the loss moves where new channels are zeros and not the mean of the others."""
-    zeros = {n: replace(e, mean=(), cut=e.sleep.cut) for n, e in copied.plan.tensors.items() if e.mean}
-    direction = Direction(copied.plan.with_tensors(zeros))
+def _without_means(plan: Plan) -> Plan:
+    """The plan in which new channels are zeros and not the mean of the others."""
+    zeros = {n: replace(e, mean=(), cut=e.sleep.cut) for n, e in plan.tensors.items() if e.mean}
+    return plan.with_tensors(zeros)
+
+
+def _moved(run: Run, copied: Copy, plan: Plan) -> float:
+    """How far the loss moves in a copy that is filled by this plan, while it sleeps."""
     with lifted_casts(), torch.no_grad():
-        wide = cast_(fill_model_(copied.wide(), run.model, direction), torch.float64)
+        wide = cast_(fill_model_(copied.wide(), run.model, Direction(plan)), torch.float64)
         before, after = (float(copied.losses[_BEFORE](model)) for model in (run.model, wide))
     return loss_gap(before, after)
 

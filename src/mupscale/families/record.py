@@ -95,6 +95,8 @@ class Evidence:
     """The same with learning rates and eps left unscaled, or with zeros for means: must be far larger."""
     jump: float | None = None
     """How far the loss of the copy moves, relatively, when what is new wakes and copies are split; None where nobody looked."""
+    kept: float | None = None
+    """The share of the copy's tokens that keep their experts when copies of experts part; None where none do."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,13 @@ def whole(value: Any) -> int:
     return value
 
 
+def integer(value: Any) -> int:
+    """A whole number, below 0 too."""
+    if type(value) is not int:
+        raise TypeError(f"a whole number is expected, found {printable(value)}")
+    return value
+
+
 def number(value: Any) -> float:
     """A finite number."""
     if type(value) not in (int, float) or not isfinite(value):

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import Fault, MupscaleError
 from ..files.places import OutFile, Place
 from ..files.strict import parse_json, printable, refuse_malformed
-from ..files.typed import flag, number, short_numbers, text, whole, wholes
+from ..files.typed import flag, integer, number, short_numbers, text, whole, wholes
 from ..rules.axes import Axis
 from ..rules.scale import Scale
 from ..storage.location import Location, location
@@ -67,6 +67,7 @@ class Move:
             **({} if making.noise.without_row is None else {"without_row": making.noise.without_row}),
             **({} if making.noise.zeros is None else {"zeros": _zeros_json(making.noise.zeros)}),
             **({} if making.noise.split is None else {"split": making.noise.split}),
+            **({} if making.noise.apart is None else {"apart": making.noise.apart}),
         }
         join = making.join and {"stack" if making.join.stacked else "cat": making.join.dim}
         if making.join is not None and making.join.under is not None:
@@ -77,6 +78,7 @@ class Move:
             "noise": (noise, None),
             "fill": (making.fill or "zero", "zero"),
             "mean": (list(making.mean), []),
+            "pad": (making.pad, 0),
             "cells": ([list(cell) for cell in self.cells], []),
             "base_cells": ([list(cell) for cell in self.base_cells], []),
         }
@@ -252,15 +254,16 @@ def _noise(entry: Any) -> TensorNoise | None:
     if entry is None:
         return None
     sizes = _sizes(entry["std"])
-    dims = (entry["paired"], entry.get("without_row"), entry.get("split"))
-    paired, row, split = (None if n is None else whole(n) for n in dims)
+    dims = (entry["paired"], entry.get("without_row"), entry.get("split"), entry.get("apart"))
+    paired, row, split, apart = (None if n is None else whole(n) for n in dims)
     waking = entry.get("zeros")
     zeros = None
     if waking is not None:
         mean = None if waking.get("mean") is None else tuple(map(number, waking["mean"]))
         cut, level = tuple(map(whole, waking["cut"])), number(waking["level"])
         zeros = Waking(_sizes(waking["std"]), cut, level, mean, flag(waking.get("copied", False)))
-    return TensorNoise(Stream(int(entry["seed"]), text(entry["name"])), sizes, paired, row, zeros, split)
+    stream = Stream(int(entry["seed"]), text(entry["name"]))
+    return TensorNoise(stream, sizes, paired, row, zeros, split, apart)
 
 
 def _sizes(std: Any) -> float | tuple[float, ...]:
@@ -285,6 +288,7 @@ def _making(entry: Any) -> Making:
         fill=None if sources else fill,
         join=joins[0] if joins else None,
         mean=wholes(entry.get("mean", ())),
+        pad=integer(entry.get("pad", 0)),
     )
 
 

@@ -135,25 +135,22 @@ def _kernel(move: Move) -> Iterator[Reason]:
     if move.sources:
         yield from _sources(move, base)
     floating = move.target.dtype in FLOATS and all(source.dtype in FLOATS for source in move.sources)
-    if not floating and (not making.scale.is_one or making.shift or making.mean or noise is not None):
+    if not floating and (
+        not making.scale.is_one or making.shift or making.pad or making.mean or noise is not None
+    ):
         yield Reason("scale.not_a_float_tensor", f"a tensor of {move.target.dtype} is copied, never scaled")
     if not floating and any(source.dtype != move.target.dtype for source in move.sources):
         yield Reason("job.dtype_not_cast", f"{move.sources[0].dtype} is not cast to {move.target.dtype}")
     if noise is not None:
-        if noise.paired is not None and not (
-            noise.paired < len(making.axes) and making.axes[noise.paired].k > 1
+        for dim, code, does in (
+            (noise.paired, "noise.no_copies_to_pair", "noise is paired"),
+            (noise.split, "noise.no_copies_to_split", "entries are split"),
+            (noise.apart, "noise.no_copies_to_part", "copies part"),
         ):
-            yield Reason(
-                "noise.no_copies_to_pair",
-                f"noise is paired along dimension {noise.paired}, which has no copies",
-            )
-        if noise.split is not None and not (
-            noise.split < len(making.axes) and making.axes[noise.split].k > 1
-        ):
-            yield Reason(
-                "noise.no_copies_to_split",
-                f"entries are split along dimension {noise.split}, which has no copies",
-            )
+            if dim is not None and not (dim < len(making.axes) and making.axes[dim].k > 1):
+                yield Reason(code, f"{does} along dimension {dim}, which has no copies")
+        if noise.apart is not None and not isinstance(noise.std, float):
+            yield Reason("noise.many_sizes_apart", "copies part by noise of one size, and it has several")
         if noise.without_row is not None and not noise.without_row < prod(making.wide_shape[:1]):
             yield Reason(
                 "noise.no_such_row",
@@ -197,7 +194,7 @@ def _cells(move: Move) -> Iterator[Reason]:
             continue
         size, room = axis.wide // count, axis.base // base_count
         low, high = move.making.reads.along(dim, which * size, (which + 1) * size)
-        if move.sources and not base_which * room <= low <= high <= (base_which + 1) * room:
+        if move.sources and low < high and not base_which * room <= low < high <= (base_which + 1) * room:
             yield Reason(
                 "job.cell_reads_outside",
                 f"cell {which} of {count} of axis {axis} reads entries of the base outside cell {base_which} of {base_count}",

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..errors import Fault, raise_faults
 from ..plans.plan import Plan
 from ..plans.tensor_plan import Becomes, TensorPlan
-from ..rules.noise_defaults import WAKE
+from ..rules.noise_defaults import APART, WAKE
 from ..tensors.spectral import gaussian_norm
 from .checks import unknown_names
 from .kinds import (
@@ -43,7 +43,7 @@ from .kinds import (
 )
 from .measures import Measure, Statistic, Wanted, measured, statistic
 from .resolved import NoisePlan, ResolvedNoise, reference_size, sized
-from .where import Exempt, has_copies, noisy_weights, pairing, woken_values
+from .where import Exempt, has_copies, is_router, noisy_weights, pairing, woken_values
 
 NOTHING = Exempt()
 """A model of which nothing is known beyond its plan."""
@@ -154,6 +154,8 @@ def _padded(name: str, noise: Noise, plan: Plan, measure: Measure, size: float) 
     copies = _copied(name, noise, plan, measure, size) if has_copies(entry) else ResolvedNoise()
     if _is_silent(noise):
         return copies
+    if entry.rows == "experts" and not any(axis.padded and axis.role for axis in entry.axes):
+        return replace(copies, woken=0.0, copied=True)
     woken: Sigma = 0.0
     if len(entry.axes) > 1 and not entry.gain and entry.sleep.wakes:
         if isinstance(noise, NewUnits):
@@ -166,7 +168,15 @@ def _padded(name: str, noise: Noise, plan: Plan, measure: Measure, size: float) 
 def _copied(name: str, noise: Noise, plan: Plan, measure: Measure, size: float) -> ResolvedNoise:
     """The noise of a tensor with copies; none if it is left out, or has no copies that the noise could be paired over."""
     if isinstance(noise, (NewUnits, SplitNoise)):
-        return ResolvedNoise(split=pairing(plan[name]))
+        entry = plan[name]
+        if entry.chosen is None:
+            return ResolvedNoise(split=pairing(entry))
+        # Copies of experts get their tokens from the router, whose rows alone part.
+        if not is_router(name, entry):
+            return ResolvedNoise()
+        apart = _trained_sigma(APART, entry, partial(measure, name), size)
+        _refuse_equal_scores(name, apart)
+        return ResolvedNoise(apart, apart=entry.chosen)
     paired = pairing(plan[name]) if isinstance(noise, PairedNoise) else None
     relative = relative_size(noise)
     t = None if relative is None else t_of(relative, name)
@@ -202,6 +212,13 @@ def _refuse_zeros(names: Sequence[str]) -> None:
     remedy = "put the new block behind a trained one, after=…"
     faults = [Fault("noise.wakes_nothing", name, what, remedy) for name in names]
     raise_faults("this noise wakes nothing", faults)
+
+
+def _refuse_equal_scores(name: str, apart: Sigma) -> None:
+    """Raise for a router of zeros: its experts all have one score, so which of them a token goes to is chance."""
+    what = "this router is zero, so all its experts have the same score for every token, and copies cannot take over some of them"
+    faults = [Fault("experts.router_is_zero", name, what, "")] if not any(each(apart)) else []
+    raise_faults("this mixture cannot get more experts for as many of them per token", faults)
 
 
 def _given_to_new(name: str, noise: Noise) -> Sigma | None:

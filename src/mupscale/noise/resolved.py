@@ -33,6 +33,8 @@ class ResolvedNoise:
     """The dimension along which the noise sums to zero over copies."""
     split: int | None = None
     """The dimension along which each entry goes whole to one of its copies."""
+    apart: int | None = None
+    """The dimension along which all units have the same noise: the rows of a router, whose copies part along one hyperplane."""
     without_row: int | None = None
     """The padding row of an embedding, which gets no noise."""
     woken: Sigma | None = None
@@ -67,7 +69,7 @@ class NoisePlan:
         if one is None or (one.std == 0 and one.zeros is None and one.split is None):
             return None
         return TensorNoise(
-            Stream(self.seed, name), one.std, one.paired, one.without_row, one.zeros, one.split
+            Stream(self.seed, name), one.std, one.paired, one.without_row, one.zeros, one.split, one.apart
         )
 
     def woken(self, name: str, entry: TensorPlan) -> TensorPlan:
@@ -131,12 +133,13 @@ _STORED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "rows": ("without_row", int),
     "woken": ("woken", _sigma),
     "split": ("split", int),
+    "apart": ("apart", int),
     "copied": ("copied", bool),
     "repeats": ("repeats", bool),
     "means": ("mean", lambda row: tuple(map(float, row))),
 }
 """Key of a record, with values by tensor -> the field of `ResolvedNoise`, and how it is read."""
-_OPTIONAL = ("woken", "split", "copied", "repeats", "means")
+_OPTIONAL = ("woken", "split", "apart", "copied", "repeats", "means")
 """Keys that records of noise that is added to copies do not have."""
 
 

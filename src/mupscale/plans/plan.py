@@ -31,6 +31,8 @@ OUTPUTS_ALONE = (
     "outputs, not in training: new channels carry the mean of the others, and norms subtract that of all"
 )
 """What a plan with means says of itself, and what proves it."""
+KEPT_TOKENS = "for the tokens that keep their experts: copies of an expert share its tokens"
+"""What a plan with copied experts, and as few of them for each token as before, says of itself."""
 _EXACT = "dynamic"  # 0.2.0 also had plans that were "static"
 _MALFORMED = "this is not a plan, expected what to_json wrote"
 _MOST_OBJECTS = 3_000_000  # of JSON; a plan has one per tensor
@@ -88,6 +90,11 @@ class Plan:
     def carries_mean(self) -> bool:
         """True where new channels are the mean of the others: outputs are exact, and training is not the base's."""
         return any(tensor.mean for tensor in self.tensors.values())
+
+    @property
+    def parts_tokens(self) -> bool:
+        """True where experts are copied and each token goes to as few as before: a copy gets a part of its expert's tokens."""
+        return any(tensor.chosen is not None for tensor in self.tensors.values())
 
     def planned(self, name: str) -> str:
         """The name under which a tensor is planned: the first name of a tied tensor, otherwise `name` itself."""
@@ -295,6 +302,7 @@ class Plan:
         lines = table(self.tensors)
         lines += [f"tied: {alias} = {name}" for alias, name in self.ties.items()]
         lines += [f"exact in {OUTPUTS_ALONE}"] if self.carries_mean else []
+        lines += [f"exact {KEPT_TOKENS}"] if self.parts_tokens else []
         lines += [f"needs: {need}" for need in sorted(self.needs)]
         lines.append(f"proof: {self.proof}   hash: {self.hash[:16]}")
         return "\n".join(lines)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import MupscaleError
 from ..files.strict import printable
-from ..files.typed import flag, many, short_numbers, text, texts, whole
+from ..files.typed import flag, integer, many, short_numbers, text, texts, whole
 from ..models.names import Kind
 from ..rules.axes import Axis
 from ..rules.scale import ONE, Scale
@@ -25,7 +25,7 @@ from ..tensors.expand import expand_
 from ..tensors.making import Fill, Join, Making
 from ..tensors.noise import TensorNoise
 
-Rows = Literal["words", "positions"]
+Rows = Literal["words", "positions", "experts"]
 Becomes = Literal["fold", "typical", "mean"]
 """What zeros become: the fold of a gain, the root mean square of the base's entries, or the mean of its rows."""
 Powers = Mapping[str, Mapping[int, Fraction]]
@@ -93,8 +93,13 @@ class TensorPlan:
     """Whether its zeros become the root mean square of the base's entries when they wake: a gain of one's own, whose unit is zero
     without it, and the gain and the running variance of a batch norm."""
     rows: Rows | None = None
-    """What the zeros along its axis without a role are: words or positions that the base does not have. Awake, a new word is
-    the mean of the base's words; a new position stays zero."""
+    """What the zeros along its axis without a role are: words, positions or experts that the base does not have. Awake, a new
+    word is the mean of the base's words, a new expert a copy of one of the base's; a new position stays zero."""
+    pad: int = 0
+    """What stands behind the base's entries: a bias that keeps every token from new experts, and zero elsewhere."""
+    chosen: int | None = None
+    """The dimension that counts experts of which a token goes to as few as in the base: each copy of an expert gets a part of
+    its tokens, so that the gradients of copies add up to the base's, and are not r times it each."""
     stack: int | None = None
     """The dimension of a tensor of experts that counts them, where the base has a dense layer and no such dimension. Of a
     tensor with sources its axis is "out: 1xE": E copies of the dense layer."""
@@ -122,7 +127,7 @@ class TensorPlan:
         """How the wide weight or buffer is made: copied, and scaled by s."""
         fill = self.fill if self.fill == "own" or not self.sources else None
         drawn = None if fill == "own" else noise
-        return Making(self.axes, self.change.s, self.shift, drawn, fill, self.join, self.mean)
+        return Making(self.axes, self.change.s, self.shift, drawn, fill, self.join, self.mean, self.pad)
 
     def woken_as_copy(self) -> TensorPlan:
         """A new tensor that repeats another, as it is made when it wakes: from the tensor that it is like.
@@ -191,7 +196,8 @@ class TensorPlan:
         if not self.sources:
             named = self.new and self.like is not None
             return Sleep(named and self.fill == "zero" and not self.quiet, None)
-        width = any(axis.padded and (axis.role is not None or self.rows is None) for axis in self.axes)
+        tables = ("words", "positions")
+        width = any(axis.padded and (axis.role or self.rows not in tables) for axis in self.axes)
         words = self.rows == "words" and self.kind == "parameter"
         becomes: Becomes | None = (
             "fold" if self.gain else "typical" if self.typical else "mean" if words else None
@@ -247,6 +253,8 @@ class TensorPlan:
             gain=self.gain or late.gain,
             typical=self.typical or late.typical,
             rows=self.rows or late.rows,
+            pad=self.pad or late.pad,
+            chosen=late.chosen if self.chosen is None else self.chosen,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -274,6 +282,8 @@ class TensorPlan:
             "typical": (self.typical, False),
             "rows": (self.rows, None),
             "stack": (self.stack, None),
+            "pad": (self.pad, 0),
+            "chosen": (self.chosen, None),
         }
         entry.update({key: value for key, (value, usual) in optional.items() if value != usual})
         return entry
@@ -329,4 +339,6 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "typical": flag,
     "rows": _one_of(*get_args(Rows)),
     "stack": whole,
+    "pad": integer,
+    "chosen": whole,
 }

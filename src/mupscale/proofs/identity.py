@@ -30,7 +30,10 @@ from ..models.names import named_tensors
 from ..plans.ends import check_end
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
+from ..rules.axes import Axis
+from ..tensors.collapse import collapse
 from ..tensors.differences import Difference, difference, loss_gap, relative, whole
+from ..tensors.expand import expand
 from ..tensors.making import Making
 from ..tensors.parts import is_sharded, local_of, local_rectangle
 from ..tensors.random_states import forked
@@ -259,7 +262,7 @@ def compare_gradients(
         if found is None and all(g is None for g in sources):
             untested.append(name)
         else:
-            mine[name] = _gradient_difference(found, sources, entry, plan.carries_mean)
+            mine[name] = _gradient_difference(found, sources, entry, plan.carries_mean or plan.parts_tokens)
     measured = merged(gather(mine))
     largest = max((d.size / float(plan[n].change.r) for n, d in measured.items()), default=0.0) or 1.0
     errors: dict[str, float] = {}
@@ -315,15 +318,22 @@ def _gradient_difference(
 
 
 def _pulled_back(grad: Tensor, entry: TensorPlan) -> Tensor:
-    """A wide gradient as the base sees it: what new channels get goes to those whose mean they are, and zeros get nothing.
+    """A wide gradient as the base sees it: what new channels get goes to those whose mean they are, and zeros get nothing. Each
+    copy of an expert has the mean of all its copies, which share its tokens.
 
     >>> from dataclasses import replace
     >>> from mupscale.rules import Axis
     >>> one, entry = torch.ones(6), TensorPlan(("w",), (Axis.parse("out: 4+2"),))
     >>> _pulled_back(one, entry), _pulled_back(one, replace(entry, mean=(0,)))
     (tensor([1., 1., 1., 1., 0., 0.]), tensor([1.5000, 1.5000, 1.5000, 1.5000, 0.0000, 0.0000]))
+    >>> _pulled_back(torch.tensor([0.0, 2.0, 3.0, 1.0]), TensorPlan(("w",), (Axis.parse("out: 2x2"),), chosen=0))
+    tensor([1., 1., 2., 2.])
     """
     pulled = grad.clone()
+    if entry.chosen is not None:
+        dims = enumerate(zip(entry.axes, grad.shape, strict=True))
+        alone = Making(tuple(axis if dim == entry.chosen else Axis.fixed(n) for dim, (axis, n) in dims))
+        pulled = expand(collapse(pulled, alone), alone)
     for dim, axis in enumerate(entry.axes):
         if not axis.padded or not entry.sources:
             continue

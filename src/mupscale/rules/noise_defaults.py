@@ -41,3 +41,7 @@ def rise_for(steps: int | None) -> float:
     (0.25, 1.0, 0.05)
     """
     return DEFAULT_RISE if steps is None else min(steps / STEPS_OF_ALL, MOST_RISE)
+
+
+APART = 30.0
+"""How long the vector is that parts copies of experts, in root mean squares of the router's rows."""

@@ -122,7 +122,7 @@ def _expand_exact(
             target = target.narrow(dim, piece.start - out_at[dim], piece.length)
         zeros = {dim for dim, piece in enumerate(pieces) if piece.factors is None}
         if zeros - set(making.mean):
-            target.zero_()
+            target.fill_(making.pad)
             continue
         for dim, piece in enumerate(pieces):
             if dim not in zeros:

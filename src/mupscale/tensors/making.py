@@ -69,6 +69,8 @@ class Making:
     """How several sources become one base tensor; None for a single source."""
     mean: tuple[int, ...] = ()
     """Dimensions whose new entries are s times the mean of the base's along them, in place of zeros (`mean_along`)."""
+    pad: int = 0
+    """What stands behind the base's entries, where it is not zero."""
 
     @property
     def base_shape(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 Element i of the wide tensor, in row-major order, gets σ · z_i with z from the tensor's own stream. Paired noise
 is made zero-sum over the copies along one dimension, so that it does not change a layer's output. A split gives every entry
-whole to one of its copies along a dimension. Knows how a rectangle is divided into runs of elements; `philox.py` and,
+whole to one of its copies along a dimension. Noise that is the same for all units parts copies along one hyperplane. Knows how a rectangle is divided into runs of elements; `philox.py` and,
 compiled, `compiled.py` draw a run.
 """
 
@@ -79,12 +79,17 @@ class TensorNoise:
     """What zeros behind copies get; None for the same noise everywhere."""
     split: int | None = None
     """The dimension along which each entry goes whole to one of its copies, before noise is added."""
+    apart: int | None = None
+    """The dimension along which all units have the same noise, one draw for every number of a copy, which sums to zero over
+    the copies."""
 
     def slice(self, axes: Sequence[Axis], start: Sequence[int], shape: Sequence[int], like: Tensor) -> Tensor:
         """The noise of the rectangle at `start`, on the device of `like`, in float32 or its wider dtype."""
         if self.zeros is not None:
             dtype = torch.promote_types(like.dtype, torch.float32)
             return self.add_(torch.zeros(list(shape), dtype=dtype, device=like.device), axes, start)
+        if self.apart is not None:
+            return self._same_for_units(axes, start, shape, like, self.apart)
         lows, sizes = list(start), list(shape)
         if self.paired is not None:
             copies = copies_of(axes[self.paired])
@@ -103,6 +108,25 @@ class TensorNoise:
         if (row := self._row(start, shape)) is not None:
             z[row] = 0
         return z
+
+    def _same_for_units(
+        self, axes: Sequence[Axis], start: Sequence[int], shape: Sequence[int], like: Tensor, dim: int
+    ) -> Tensor:
+        """`slice` of noise that depends on the number of the copy and not on the unit.
+
+        >>> axes, noise = [Axis.parse("out: 3x2"), Axis.fixed(4)], TensorNoise(Stream(0, "w"), 0.1, apart=0)
+        >>> found = noise.slice(axes, [0, 0], [6, 4], torch.empty(0))
+        >>> torch.equal(found[:2], found[4:]), torch.equal(found[0], -found[1])
+        (True, True)
+        """
+        k = int(axes[dim].k)
+        whole, lows, sizes = [axis.wide for axis in axes], list(start), list(shape)
+        whole[dim], lows[dim], sizes[dim] = k, 0, k
+        z = rectangle(self.stream, whole, lows, sizes, like.device)
+        z = pair(z.to(torch.promote_types(like.dtype, torch.float32)), torch.arange(k).view(1, k), dim)
+        numbers = numbered(axes[dim])[1][start[dim] : start[dim] + shape[dim]]
+        assert isinstance(self.std, float), "one size for all units"
+        return z.index_select(dim, numbers.to(z.device)) * self.std
 
     def _row(self, start: Sequence[int], shape: Sequence[int]) -> int | None:
         """The row without noise as an index of the rectangle; None if it is not in it."""
@@ -134,7 +158,9 @@ class TensorNoise:
         if out.numel() == 0:
             return out
         plain = out.device.type == "cpu" and out.dtype == torch.float32 and out.is_contiguous()
-        kernel = kernel_for(0) if plain and self.paired is None else None  # `rectangle` counts what is drawn
+        kernel = (
+            kernel_for(0) if plain and self.paired is None and self.apart is None else None
+        )  # `rectangle` counts what is drawn
         if kernel is None:
             return out.add_(self.slice(axes, start, out.shape, out))
         starts, run, stds = self._rows(out, axes, start)
@@ -144,7 +170,9 @@ class TensorNoise:
     def rounds(self, out: Tensor, start: Sequence[int]) -> bool:
         """Whether `round_` can be used: for bfloat16 in plain memory, compiled, with noise of one kind everywhere."""
         plain = out.device.type == "cpu" and out.dtype == torch.bfloat16 and out.is_contiguous()
-        special = (self.paired, self.zeros, self.split, self._row(start, out.shape)) != (None,) * 4
+        special = (self.paired, self.zeros, self.split, self.apart, self._row(start, out.shape)) != (
+            None,
+        ) * 5
         return plain and not special and self.std != 0 and out.numel() > 0 and kernel_for(0) is not None
 
     def round_(
@@ -178,7 +206,7 @@ class TensorNoise:
     def _add_apart_(self, out: Tensor, axes: Sequence[Axis], start: Sequence[int], zeros: Waking) -> Tensor:
         """`add_` where zeros get something else than copies: the rectangle is cut where zeros begin."""
         copies = replace(self, zeros=None)
-        new = replace(self, zeros=None, std=zeros.std, paired=None, split=None)
+        new = replace(self, zeros=None, std=zeros.std, paired=None, split=None, apart=None)
         for part, at, kind in zeros.regions(out, axes, start):
             if kind == "copies":
                 copies.add_(part, axes, at)

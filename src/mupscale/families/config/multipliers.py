@@ -137,6 +137,8 @@ def parse_to(text: str) -> To:
     ((('ffn', 264), ('hidden', 96)), '+64')
     >>> parse_to("experts=8,top_k=2,expert_ffn=64").experts
     Experts(number=8, top_k=2, ffn=64, into=None)
+    >>> parse_to("experts=8").further  # more experts for a mixture
+    (('experts', '8'),)
     """
     pairs = [part.strip().partition("=") for part in text.split(",")]
     found = {key: value for key, _, value in pairs}
@@ -144,6 +146,8 @@ def parse_to(text: str) -> To:
     known = dict.fromkeys(SIZED, r"[1-9]\d{0,6}") | asked
     wrong = [key for key, value in found.items() if not re.fullmatch(known.get(key, "(?!)"), value)]
     said = sum(key in found for key in _EXPERTS)
+    more = ("experts",) if said == 1 and "experts" in found and "into" not in found else ()
+    said = 0 if more else said
     alone = ("after" in found and "layers" not in found) or said in (1, 2) or ("into" in found and not said)
     if wrong or alone or len(found) != len(pairs):
         raise MupscaleError(f"--to {text}: expected {_EXAMPLES}", code="goal.to_not_readable")
@@ -155,7 +159,7 @@ def parse_to(text: str) -> To:
         found.get("vocab", ""),
         int(found.get("positions", 0)),
         _experts(found) if said else None,
-        tuple((key, found[key]) for key in sorted(asked.keys() - _OWN) if key in found),
+        tuple((key, found[key]) for key in sorted({*more, *(asked.keys() - _OWN)}) if key in found),
     )
 
 

@@ -1,4 +1,4 @@
-"""The steps in which a stock model grows: experts, words and positions, blocks, then width.
+"""The steps in which a stock model grows: experts, more experts, words and positions, blocks, then width.
 
 Imports config, types and copy. A further direction is one more file with a `Step`, and one row in `STEPS`. The table imports
 nothing, because what `--to` says is read without torch.
@@ -34,13 +34,14 @@ STEPS = (
     Asked(
         "experts",
         {
-            "experts": Key(_NUMBER, "experts for a dense model"),
+            "experts": Key(_NUMBER, "experts for a dense model, or more of them for a mixture"),
             "top_k": Key(_NUMBER, "experts of a token"),
             "expert_ffn": Key(_NUMBER, "size of an expert"),
             "into": Key(r"[a-z]\w{0,60}", "model_type of a dense model with experts", "TYPE"),
         },
         "experts=8,top_k=2,expert_ffn=64",
     ),
+    Asked("more_experts", {}, "experts=8"),  # without the other keys of experts
     Asked(
         "words",
         {

@@ -18,6 +18,7 @@ from ...models.kinds import is_batch_norm, is_norm
 from ...models.names import name_in, pattern_of
 from ...planning.facts.padded_norms import centred_fault, subtracts_mean
 from ...planning.search.search import Found
+from ...plans.more_experts import without_experts
 from ...plans.plan import Plan
 from ...plans.rows import without_rows
 from ...plans.tensor_plan import Powers
@@ -92,11 +93,11 @@ def width_part(plan: Plan) -> Plan:
         plan,
         tensors={
             name: replace(
-                without_rows(entry),
+                without_experts(without_rows(entry)),
                 sources=() if entry.kind == "buffer" and not entry.sources else (name,),
                 axes=tuple(
                     Axis.fixed(a.wide) if dim == entry.stack else a
-                    for dim, a in enumerate(without_rows(entry).axes)
+                    for dim, a in enumerate(without_experts(without_rows(entry)).axes)
                 ),
                 cat=None,
                 stack=None,

@@ -45,9 +45,10 @@ def is_for(out: Tensor, base: Tensor | None, noise: TensorNoise) -> bool:
     """Whether a slice is made by the kernel.
 
     Rows of new words are not, they are few. Copied units read the base at places of their own, and a split compares two
-    tables of places: `expand.py` makes them on any device, and numba's loop only adds their noise.
+    tables of places: `expand.py` makes them on any device, and numba's loop only adds their noise. Noise that is the same for
+    all units is that of a small tensor.
     """
-    if noise.split is not None or (
+    if (noise.split, noise.apart) != (None, None) or (
         noise.zeros is not None and (noise.zeros.copied or noise.zeros.mean is not None)
     ):
         return False

@@ -22,6 +22,7 @@ from ...models.build import Make, build
 from ...models.example_loss import ExampleInputs
 from ...models.float64 import cast_inputs, lifted_casts
 from ...models.names import named_tensors
+from ...noise.apart import far_apart
 from ...planning.declare import Declared, sound_with
 from ...planning.infer import find_plan, infer_plan, measured_with
 from ...plans.direction import Direction
@@ -111,6 +112,13 @@ def verify(
             chosen = infer_plan(start.model, model, declared=checked)
         except Undecided:
             chosen = _searched(start, model, step, loss, checked)
+    if chosen.parts_tokens and step is not None:
+        what = "each copy of an expert gets a part of its tokens, so its steps are not the base's"
+        remedy = "write loss= in place of step="
+        raise_faults(
+            "steps of these runs cannot be compared",
+            [Fault("proof.steps_with_parted_tokens", "step", what, remedy)],
+        )
     need = memory(start, chosen, dtype)
     _LOG.info("verify: two copies in %s, about %.2f GB", str(dtype).removeprefix("torch."), need / 1e9)
     measuring = _Copies(
@@ -160,11 +168,14 @@ class _Copies(Measuring):
         grown = (
             clone(self.wide, self.dtype, self.rules)
             if isinstance(self.wide, Run)
-            else carry(copied, build(self.wide), self.wide, Direction(self.plan), self.rules)
+            else carry(copied, build(self.wide), self.wide, self._direction(copied), self.rules)
         )
         for model in (copied.model, grown.model):
             cast_inputs(model, self.dtype)
         return Trial(copied, grown, self.plan, self.tolerance)
+
+    def _direction(self, copied: Run) -> Direction:
+        return Direction(self.plan, noise=far_apart(self.plan, copied.model))
 
     def explained(self, failure: Failure) -> Failure:
         """A failure with its likely cause, and, if another plan may cure it, with what the search for one finds."""

@@ -20,6 +20,7 @@ from ...models.names import named_tensors, unwrap
 from ...planning.declare import Declared
 from ...planning.infer import measured_with
 from ...plans.direction import Direction
+from ...plans.more_experts import refuse_equal_scores
 from ...plans.plan import Plan
 from ...plans.tensor_plan import TensorPlan
 from ...proofs.identity import Loss
@@ -78,6 +79,7 @@ def grow(
         wide,
         declared=declared,
     )
+    refuse_equal_scores(chosen)
     direction = Direction(chosen)
     grown = carry(start, built, wide, direction, rules, settings=prove)
     begin_stage_(grown.schedulers, step_cost)

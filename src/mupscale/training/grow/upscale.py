@@ -17,6 +17,7 @@ from ...errors import Fault, raise_faults
 from ...models.build import Make, build
 from ...models.example_loss import ExampleInputs
 from ...models.names import named_tensors
+from ...noise.apart import share_kept
 from ...noise.auto import AutoNoise, wrong_auto
 from ...noise.kinds import EXAMPLES, NewUnits, Noise, SignalNoise, SplitNoise, wrong_noise
 from ...noise.resolve import resolve_noise, unused_seed
@@ -123,10 +124,13 @@ def upscale(
     jumping = isinstance(waking, AutoNoise) and waking.may_jump
     less = "write AutoNoise(), which takes less" if jumping else less_of(sized)
     losses = None if loss is None else _losses(loss, start.model, grown.model, seed, choice, less)
+    kept = None if loss is None else share_kept(chosen, start.model, grown.model, loss)
     if wakes is not None:
         given = plan is not None or by == "padded"
         check_woken(losses, grown.model, chosen, resolved, proof.get("unlearned", ()), given)
-    _LOG.info("%s", _summary(chosen, losses))
+    _LOG.info(
+        "%s%s", _summary(chosen, losses), "" if kept is None else f"; {kept:.1%} of tokens keep their experts"
+    )
     begin_stage_(grown.schedulers, step_cost)
     provenance = grown.provenance.noting(
         **hand_over_(start, grown, direction, proof, new_rate=lr is not None),
@@ -137,6 +141,7 @@ def upscale(
         peak_lr=peak_lr,
         recipe=None if recipe is None else recipe.summary(),
         loss=losses,
+        **({} if kept is None else {"kept": kept}),
     )
     return replace(grown, provenance=provenance)
 
