@@ -5,7 +5,8 @@
     python benchmarks/growth.py --only words   one kind of growth
 
 The rows are in `harness/growth/`, one file for each kind; `rows.py` says what a row is. Figures of the other kinds come
-first, as `width: rows=R worst=W …`, `units: …`, `words: …`, `experts: …`, `copies: …` and `multiplied: …`, experts and top-k together.
+first, as `width: rows=R worst=W …`, `units: …`, `words: …`, `experts: …`, `copies: …`, `multiplied: …` (experts and top-k together) and
+`more: …` (more experts, of which a token goes to as few as before).
 
 The last line is `rows=R depth=D biases=B worst=W control=C jump=J woken=S`: the largest relative error over losses,
 gradients and weights of the rows that only grow deeper, that of those among them whose biases are split, that of all
@@ -24,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from harness.growth import depth, experts, units, width, words
+from harness.growth import depth, experts, more_experts, units, width, words
 from harness.program import Outcome, option, run
 
 KINDS = {
@@ -34,6 +35,7 @@ KINDS = {
     "experts": experts.report,
     "copies": experts.report_copies,
     "multiplied": experts.report_multiplied,
+    "more": more_experts.report,
     "depth": depth.report,
 }
 

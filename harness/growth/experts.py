@@ -11,7 +11,7 @@ loss is the base's, and its training is not. `loud` has random downs too, so tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -164,13 +164,16 @@ class Mixture(nn.Module):
         self.router = nn.Linear(12, experts, bias=False)
         self.up = nn.Parameter(0.3 * torch.randn(experts, 10, 12))
         self.down = nn.Parameter(0.3 * torch.randn(experts, 12, 10))
+        self.bias: Tensor | None
+        self.register_buffer("bias", 0.1 * torch.randn(experts) if kind == "biased" else None)
 
     def forward(self, x: Tensor) -> Tensor:
         stream: Tensor = self.embed(x)
         logits: Tensor = self.router(stream)
-        scores = logits.sigmoid() if self.kind == "sigmoid" else logits.softmax(-1)
-        values, chosen = scores.topk(self.top_k, -1)
-        if self.kind == "renormalised":
+        scores = logits.sigmoid() if self.kind in ("sigmoid", "biased") else logits.softmax(-1)
+        chosen = (scores if self.bias is None else scores + self.bias).topk(self.top_k, -1).indices
+        values = scores.gather(-1, chosen)
+        if self.kind in ("renormalised", "biased"):
             values = values / values.sum(-1, keepdim=True)
         weights = torch.zeros_like(scores).scatter(-1, chosen, values)
         hidden = nn.functional.gelu(torch.einsum("nd,efd->nef", stream, self.up))
@@ -188,8 +191,17 @@ def multiplied_rows(quick: bool) -> list[Row]:
     return found[:1] if quick else found
 
 
-def own_trial(row: Row) -> tuple[mu.Run, Make, Plan, Callable[[mu.Run, int], float]]:
-    """A mixture of one's own after its first steps, how the wide one is built, the plan, and a step of both."""
+class Own(NamedTuple):
+    """A mixture of one's own after its first steps, how the wide one is built, a step of both, and their loss."""
+
+    run: mu.Run
+    make: Make
+    step: Callable[[mu.Run, int], float]
+    loss: Callable[[nn.Module], Tensor]
+
+
+def own_mixture(row: Row, experts: int, top_k: int) -> Own:
+    """A mixture with 4 experts, of which a token goes to 2, that grows to one with so many."""
     kind = row.kind.removeprefix("own ")
     torch.manual_seed(0)
     model, batches = Mixture(kind, 4, 2).double(), torch.randn(BEFORE + AFTER, 64, 6, dtype=torch.float64)
@@ -210,11 +222,11 @@ def own_trial(row: Row) -> tuple[mu.Run, Make, Plan, Callable[[mu.Run, int], flo
         return float(value.detach())
 
     def make() -> nn.Module:
-        return Mixture(kind, 8, 4)
+        return Mixture(kind, experts, top_k)
 
     for i in range(-BEFORE, 0):
         step_at(run, i)
-    return run, make, mu.infer_plan(run.model, make, loss=loss, by="units"), step_at
+    return Own(run, make, step_at, loss)
 
 
 def measure_multiplied(row: Row) -> Figures:
@@ -225,7 +237,8 @@ def measure_multiplied(row: Row) -> Figures:
     """
     with lifted_casts(), precise_muon():
         if row.kind.startswith("own "):
-            run, make, plan, step_at = own_trial(row)
+            run, make, step_at, loss = own_mixture(row, 8, 4)
+            plan = mu.infer_plan(run.model, make, loss=loss, by="units")
         else:
             sizes = {
                 **SIZES,

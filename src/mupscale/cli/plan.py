@@ -22,6 +22,7 @@ from ..families.record import JUMP, FamilyPlan
 from ..files.directory import Directory
 from ..files.floats import FLOATS, TORCH_NAMES
 from ..files.places import item_size
+from ..plans.more_experts import ADMITTED_BY_BIAS
 from ..plans.plan import Plan
 from ..storage.location import Location, Url
 from ..text import columns, duration, size
@@ -212,6 +213,8 @@ def woken(directory: Directory, family: FamilyPlan) -> str:
     text = (
         f"new units wake, and the loss is the base's: it moves by {jump or 0.0:.0e} on the small copy{by}\n"
     )
+    if any(entry.pad for entry in family.plan.tensors.values()):
+        text += f"new experts sleep: {ADMITTED_BY_BIAS}\n"
     if means:
         text += (
             f"new channels carry the mean of the others, which LayerNorm subtracts: {', '.join(means)}. Outputs are the base's, and "

@@ -117,7 +117,7 @@ def family_plan(
     wide_model = on_meta(*wide)
     base_model = chain.models[0]
     copy, plan, powers = _lifted_from_copy(chain, width, Tensors.of(wide_model), centred)
-    worst = max(copy.found.worst, copy.chain.tried())
+    worst = copy.found.worst
     small = copy.chain.start.config
     held = Tensors.of(base_model).shapes
     more = {name: entry.base_shape for name, entry in plan.tensors.items() if name not in held}
@@ -210,7 +210,7 @@ def _found_on_copy(chain: Chain, width: Width, wide: Tensors, centred: bool) -> 
             if not found.plan.carries_mean:
                 raise
             return searched(gently, centred=False)
-        return _Copy(copy, goals[0], plans, replace(found, worst=max([found.worst, *worst])))
+        return _Copy(copy, goals[0], plans, replace(found, worst=max([found.worst, copy.tried(), *worst])))
 
     try:
         return searched(gently=False, centred=centred)

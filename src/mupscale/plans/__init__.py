@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..models.build import on_meta as on_meta
     from ..planning.infer import plan_between as plan_between
     from ..proofs.identity import gradient_identity as gradient_identity
+    from .more_experts import more_experts_plan as more_experts_plan
     from .tensor_plan import TensorPlan as TensorPlan
 
 __getattr__ = exported(__name__, {"family_plan": "hf"})

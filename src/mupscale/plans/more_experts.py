@@ -36,6 +36,8 @@ from .tensor_plan import TensorPlan
 NEVER_CHOSEN = -10_000
 """What is added to the score of an expert that sleeps: scores are at most 1 and trained biases below 100, and float16
 holds it."""
+ADMITTED_BY_BIAS = "they are copies of trained experts, and no token goes to them before you raise their bias"
+"""What is said of new experts that sleep where everything else wakes."""
 ExpertsWay = Literal["asleep", "apart"]
 
 

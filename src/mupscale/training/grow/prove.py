@@ -27,7 +27,7 @@ from ...models.dropout import dropout_needs, without_dropout
 from ...models.fingerprint import changed_code
 from ...models.float64 import lifted_casts, prepare
 from ...models.names import named_tensors, unwrap
-from ...noise.apart import far_apart
+from ...noise.apart import DRAWS, far_apart
 from ...noise.kinds import NewUnits, Noise
 from ...planning.awake import woken
 from ...planning.declare import Declared, sound_with
@@ -150,9 +150,12 @@ def _measured_plan(
     """The given plan after it was measured, or the one that a search finds, and the record of the measurement."""
     small = _float64_bytes(base, built) <= FLOAT64_BYTES
     if plan is not None:
-        pair = _Pair(base, built, plan, small, loss)
-        with pair.computing():
-            measured = pair.certificate()
+        for draw in range(DRAWS if plan.parts_tokens else 1):
+            pair = _Pair(base, built, plan, small, loss, draw=draw)
+            with pair.computing():
+                measured = pair.certificate()
+            if measured.holds:
+                break
         measured.raise_if_broken()
         unlearned = Sizes() if noise is None else _unlearned(pair, noise, given=True)
         return _proved(pair, measured, unlearned)
@@ -278,7 +281,14 @@ class _Pair(Measuring):
     """A base and a wide model that are measured: copies in float64 of small ones, large ones as they are."""
 
     def __init__(
-        self, base: nn.Module, built: nn.Module, plan: Plan, small: bool, loss: Loss, guess: bool = False
+        self,
+        base: nn.Module,
+        built: nn.Module,
+        plan: Plan,
+        small: bool,
+        loss: Loss,
+        guess: bool = False,
+        draw: int = 0,
     ) -> None:
         own = {t.dtype for _, kind, t in named_tensors(base) if kind == "parameter" and t.is_floating_point()}
         # Of several dtypes the coarsest limits what can be seen.
@@ -286,7 +296,7 @@ class _Pair(Measuring):
         dtype = torch.float64 if small else coarsest
         super().__init__(loss=loss, dtype=dtype, tolerance=tolerance_of(dtype, None))
         self.base, self.built, self.plan, self.small = base, built, plan, small
-        self.guess = guess
+        self.guess, self.draw = guess, draw
 
     def computing(self) -> AbstractContextManager[object]:
         """What the models are computed in: casts to float64 for copies, and no hooks of the base's parameters otherwise."""
@@ -298,7 +308,7 @@ class _Pair(Measuring):
             base, wide = prepare(unwrap(self.base), unwrap(self.built))
         else:
             base, wide = self.base, copied(self.built, hooks=False)
-        direction = Direction(self.plan, noise=far_apart(self.plan, base))
+        direction = Direction(self.plan, noise=far_apart(self.plan, base, self.draw))
         fill_model_(wide, base, direction, hooks=False, in_place=self.small)
         return Trial(Run(base), Run(wide), self.plan, self.tolerance)
 

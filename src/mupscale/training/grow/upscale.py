@@ -125,6 +125,8 @@ def upscale(
     less = "write AutoNoise(), which takes less" if jumping else less_of(sized)
     losses = None if loss is None else _losses(loss, start.model, grown.model, seed, choice, less)
     kept = None if loss is None else share_kept(chosen, start.model, grown.model, loss)
+    if losses is not None and kept is not None:
+        losses["kept"] = kept
     if wakes is not None:
         given = plan is not None or by == "padded"
         check_woken(losses, grown.model, chosen, resolved, proof.get("unlearned", ()), given)
@@ -141,7 +143,6 @@ def upscale(
         peak_lr=peak_lr,
         recipe=None if recipe is None else recipe.summary(),
         loss=losses,
-        **({} if kept is None else {"kept": kept}),
     )
     return replace(grown, provenance=provenance)
 

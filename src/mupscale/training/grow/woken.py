@@ -13,6 +13,7 @@ from torch import nn
 from ...errors import Fault, MupscaleError, raise_faults
 from ...noise.resolved import NoisePlan
 from ...plans.ends import expect_plan
+from ...plans.more_experts import ADMITTED_BY_BIAS
 from ...plans.plan import Plan
 from ...proofs.compare import tolerance_of
 from ...rules.products import By
@@ -42,7 +43,10 @@ def check_woken(
             'write by="copies" and loss=, which chooses noise that parts them',
             stacklevel=3,
         )
-    if unlearned:
+    asleep = _sleeping_experts(plan)
+    if asleep:
+        warnings.warn(f"new experts of {', '.join(asleep)} sleep: {ADMITTED_BY_BIAS}", stacklevel=3)
+    if unlearned := [size for size in unlearned if size not in asleep]:
         what = "get no gradient from this loss, so they will not learn"
         warnings.warn(f"new units of {', '.join(unlearned)} {what}", stacklevel=3)
 
@@ -71,6 +75,12 @@ def refuse_other_way(by: By | None, plan: Plan | None) -> None:
         has = "no new units" if by == "units" else f"zeros, {zeros[0].base} -> {zeros[0].wide} among them"
         fault = Fault("plan.of_another_way", "plan=", f"it has {has}", "leave out by=, or leave out plan=")
         raise MupscaleError(f"by={by!r} is not how this plan grows", [fault])
+
+
+def _sleeping_experts(plan: Plan) -> list[str]:
+    """The numbers of experts, before and after, of which the new ones have a bias that keeps tokens away."""
+    axes = [axis for entry in plan.tensors.values() if entry.pad for axis in entry.axes if axis.padded]
+    return list(dict.fromkeys(f"{axis.base} -> {axis.wide}" for axis in axes))
 
 
 def _moved(losses: Mapping[str, float], wide: nn.Module) -> bool:
