@@ -21,6 +21,8 @@ AWAKE = 0.1
 """t where something sleeps. It wakes what sleeps whatever its value, and nothing else has copies to part."""
 
 
+MORE = 8
+"""Experts of a mixture that has grown."""
 QUARTER = 0.25
 """Of the base's peak: what every other way to double the layers chose on the first base."""
 
@@ -36,6 +38,7 @@ class Direction:
     """Over that of the base."""
     layers: float = 1.0
     experts: int = 0
+    top_k: int = 0
     method: Method = "ours"
     scratch: bool = False
     share: float | None = None
@@ -66,6 +69,23 @@ ARMS: Mapping[str, Direction] = {
         "sparse upcycling: four copies behind a random router", "experts", experts=MIXTRAL, method="upcycling"
     ),
     "experts scratch": Direction("from scratch", "experts", experts=SHARED, scratch=True),
+    "mixture goes on": Direction("the base goes on", "mixture", experts=MIXTRAL),
+    "apart": Direction(
+        "eight experts, two per token: copies that part along a plane", "mixture", experts=MORE, top_k=2
+    ),
+    "doubled": Direction(
+        "eight experts, four per token: copies with split writers", "mixture", experts=MORE, top_k=4
+    ),
+    "expert upcycling": Direction(
+        "Expert Upcycling: copies, noise on scores",
+        "mixture",
+        experts=MORE,
+        top_k=2,
+        method="expert_upcycling",
+    ),
+    "mixture scratch": Direction(
+        "eight experts from scratch", "mixture", experts=MORE, top_k=2, scratch=True
+    ),
 }
 """By name, in the order of the table."""
 
@@ -83,11 +103,20 @@ class Sizes:
     extend: int = 1
     tuning_seed: int = 0
     seeds: tuple[int, ...] = (1, 2)
-    arms: tuple[str, ...] = tuple(ARMS)
+    arms: tuple[str, ...] = tuple(name for name, made in ARMS.items() if made.of != "mixture")
+    experts: int = 0
+    """Of the base; 0 is a dense one."""
     share: float | None = None
     """The peak over that of the base in all arms, where it is not tuned."""
 
 
+MIXTURE = Sizes(
+    arms=tuple(name for name, made in ARMS.items() if made.of == "mixture"),
+    experts=MIXTRAL,
+    seeds=(1,),
+    extend=0,
+)
+"""From a Mixtral with four experts: two seeds, two rates for each arm."""
 DEEP = ("stacked", "llama_pro", "stack")
 """Blocks in stack order that write nothing, copied blocks behind each, and the blocks on top of themselves."""
 LARGER = Sizes(width=64, arms=DEEP, share=QUARTER)
@@ -96,7 +125,7 @@ LARGER = Sizes(width=64, arms=DEEP, share=QUARTER)
 
 def base(known: Known, sizes: Sizes) -> Arm:
     """The base, whose rate is tuned first."""
-    make = Spec(sizes.width, sizes.budget, 1.0, sizes.tuning_seed, sizes.layers)
+    make = Spec(sizes.width, sizes.budget, 1.0, sizes.tuning_seed, sizes.layers, sizes.experts)
     return search(known, lambda lr: replace(make, lr=lr), sizes.rates, sizes.extend)
 
 
@@ -111,10 +140,11 @@ def arm(known: Known, sizes: Sizes, name: str) -> Arm:
         width=round(sizes.width * told.width),
         layers=round(sizes.layers * told.layers),
         experts=told.experts,
+        top_k=told.top_k,
         method=told.method,
         start=None if told.scratch else started.chosen,
     )
-    if spec.grows and spec.method == "ours":
+    if spec.grows and spec.method == "ours" and not sizes.experts:
         spec = replace(spec, noise=AWAKE)
     if spec.grows and told.width == 2:
         noise = best(known, [replace(spec, noise=t) for t in sizes.noises])

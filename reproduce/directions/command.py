@@ -19,7 +19,7 @@ from ..frontier import text
 from ..frontier.command import compare
 from ..frontier.train import Trainer
 from ..store import RESULTS, Store
-from .arms import LARGER, Sizes, missing
+from .arms import LARGER, MIXTURE, Sizes, missing
 from .grow import grow
 from .models import setting
 from .page import FILE, show
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with TemporaryDirectory() as folder:
                 return smoke(Path(folder))
         if options.stage == "all":
-            train(trainer(), (Sizes(), LARGER), options.runs)
+            train(trainer(), (Sizes(), LARGER, MIXTURE), options.runs)
         return max(show(trainer().known, Sizes(), LARGER), compare())
     except MupscaleError as error:
         print(error)

@@ -34,6 +34,10 @@ def grow(setting: Setting, base: mu.Run, spec: Spec, steps: int, loss: Loss) -> 
         return run
     mu.set_lr_(base.optimizer, spec.lr)
     k, to = goal(spec.start, spec)
+    if spec.start.experts:
+        base_config = raw(spec.start.width, spec.start.layers, spec.start.experts)
+        plan = family_plan(base_config, k, to=to, by="units").plan
+        return mu.upscale(base, lambda: setting.build(spec.width), plan=plan, seed=spec.seed)
     plan = family_plan(raw(spec.start.width, spec.start.layers), k, to=to).plan
     noise: mu.SignalNoise | mu.NewUnits = mu.SignalNoise(spec.noise)
     if spec.layers != spec.start.layers:
@@ -41,12 +45,16 @@ def grow(setting: Setting, base: mu.Run, spec: Spec, steps: int, loss: Loss) -> 
     return mu.upscale(base, lambda: setting.build(spec.width), noise, plan=plan, seed=spec.seed)
 
 
-def goal(base: Spec, wide: Spec) -> tuple[int, str | None]:
+def goal(base: Spec, wide: Spec) -> tuple[int | str, str | None]:
     """What `-k` and `--to` of the command line would say.
 
     >>> goal(Spec(32, 1, 1.0, 0, layers=2), Spec(48, 1, 1.0, 0, layers=2))
     (1, 'hidden=48,heads=3,kv_heads=3,ffn=144')
     """
+    if base.experts and wide.top_k > TOP_K:
+        return f"experts={wide.experts // base.experts}", None
+    if base.experts:
+        return 1, f"experts={wide.experts}"
     if wide.experts:
         ffn = raw(wide.width, wide.layers, SHARED)["intermediate_size"]
         return 1, f"experts={SHARED},top_k={TOP_K},expert_ffn={ffn},into=granitemoeshared"
@@ -109,8 +117,23 @@ def upcycling(state: State, base: Spec, wide: Spec, fresh: State) -> State:
     return made
 
 
+def expert_upcycling(state: State, base: Spec, wide: Spec, fresh: State) -> State:
+    """Every expert twice, and routers whose rows part by a thousandth of noise (Expert Upcycling, arXiv 2604.19835)."""
+    made = {}
+    generator = torch.Generator().manual_seed(wide.seed)
+    for name, value in state.items():
+        copies = value.shape and value.shape[0] == base.experts and fresh[name].shape[0] == wide.experts
+        made[name] = value.repeat_interleave(wide.experts // base.experts, 0) if copies else value
+        if copies and value.dim() == 2:
+            noise = torch.randn(made[name].shape, generator=generator)
+            made[name] = made[name] + _SCORE_NOISE * value.square().mean().sqrt() * noise
+    return made
+
+
+_SCORE_NOISE = 1e-3
 OTHERS: Mapping[Method, Callable[[State, Spec, Spec, State], State]] = {
     "llama_pro": llama_pro,
     "stack": stack,
     "upcycling": upcycling,
+    "expert_upcycling": expert_upcycling,
 }

@@ -21,6 +21,7 @@ Method = Literal[
     "llama_pro",
     "stack",
     "upcycling",
+    "expert_upcycling",
 ]
 """How the model grows: by copies with noise, by units that write nothing yet and whose readers are random or copies of
 trained ones with noise, or as others do it."""
@@ -49,6 +50,8 @@ class Spec:
     """Of the MLP, and where growth is compared in several directions; other models have their own."""
     experts: int = 0
     """Of each layer; 0 is a dense model."""
+    top_k: int = 0
+    """How many experts a token goes to, where a mixture grows; 0 for the usual number."""
     start: Spec | None = None
     at: float = 1.0
     noise: float = 0.0
@@ -69,9 +72,9 @@ class Spec:
         return self.start is not None and self.start.shape != self.shape
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """What growth changes: width, layers, experts."""
-        return self.width, self.layers, self.experts
+    def shape(self) -> tuple[int, int, int, int]:
+        """What growth changes: width, layers, experts, experts of a token."""
+        return self.width, self.layers, self.experts, self.top_k
 
     @property
     def rewarmed(self) -> bool:
@@ -96,7 +99,7 @@ class Spec:
         if self.layers != 4:
             told.append(f"layers={self.layers}")
         if self.experts:
-            told.append(f"experts={self.experts}")
+            told.append(f"experts={self.experts}" + (f" top_k={self.top_k}" if self.top_k else ""))
         if self.method != "ours":
             told.append(self.method)
         if self.centred:

@@ -72,7 +72,7 @@ class Phase:
 class Trainer:
     """Makes results and keeps them: lines in `store`, weights in `cache`.
 
-    `setting` is by the spec's numbers of layers and of experts; `grow` makes its wide run from its trained base.
+    `setting` is by the spec's numbers of layers and of experts, in all and of a token; `grow` makes its wide run from its trained base.
     """
 
     store: Store
@@ -85,11 +85,11 @@ class Trainer:
     save_every: float = SAVE_EVERY
 
     @cached_property
-    def settings(self) -> dict[tuple[int, int], Setting]:
+    def settings(self) -> dict[tuple[int, int, int], Setting]:
         return {}
 
     def of(self, spec: Spec) -> Setting:
-        key = spec.layers, spec.experts
+        key = spec.layers, spec.experts, spec.top_k
         if key not in self.settings:
             self.settings[key] = self.setting(spec)
         return self.settings[key]
