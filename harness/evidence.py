@@ -47,7 +47,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "growth_units": GROWTH,
     "zoo": (*GROWTH, "harness/zoo"),
     "loops": (*GROWTH, "harness/loops"),
-    **dict.fromkeys(("growth", "growth_words", "growth_multiplied", "public_models", "families_wide"), FAMILIES),
+    **dict.fromkeys(("growth", "growth_words", "growth_multiplied", "growth_more", "public_models", "families_wide"), FAMILIES),
     "families": (*FAMILIES, "harness/family_configs.py"),
     **dict.fromkeys(("families_popular", "families_popular_units"), FAMILIES),
     **dict.fromkeys(("faults", "kill_and_resume", "norms", "scale_70b", "storage", "stream"), JOBS),

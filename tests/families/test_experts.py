@@ -406,3 +406,109 @@ def test_experts_are_multiplied_only_where_they_are_named():
     assert family_plan(mixture, "ffn=2").wide_config["num_local_experts"] == 4
     with refused("goal.width_not_in_config"):
         family_plan({"model_type": "llama", **SIZES}, "experts=2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "number"),
+    [
+        ("glm4_moe", {"n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1}, 6),
+        ("deepseek_v3", ROUTED["DeepseekV3"], 12),
+    ],
+)
+def test_new_experts_sleep_below_their_bias(kind, fields, number):
+    data = {"model_type": kind, **SIZES, "moe_intermediate_size": 24, **fields}
+    family = prove(family_plan(data, to=f"experts={number}", by="units"), steps=3)
+    assert (family.evidence.worst_step, family.evidence.jump) == (0.0, 0.0)
+    assert family.evidence.steps == 3
+    assert family.wide_config["n_routed_experts"] == number
+    assert family.wide_config["num_experts_per_tok"] == fields["num_experts_per_tok"]
+    assert Plan.from_json(family.plan.to_json()) == family.plan
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "olmoe"])
+def test_copies_of_experts_share_the_tokens(kind):
+    """Weights of Mixtral are divided by their sum, those of OLMoE are not."""
+    count = "num_experts" if kind == "olmoe" else "num_local_experts"
+    data = {"model_type": kind, **SIZES, count: 4, "num_experts_per_tok": 2}
+    family = prove(family_plan(data, to="experts=8", by="units"), steps=3)
+    seen = family.evidence
+    assert seen.steps == 0, "training is not the base's"
+    assert max(seen.worst_gradient, seen.worst_step) < 1e-9 < 1e-3 < seen.control
+    assert seen.kept > 0.9
+    assert seen.jump < 0.1
+    assert FamilyPlan.from_json(family.to_json()) == family
+
+
+def test_what_has_no_more_experts_is_refused():
+    mixture = {"model_type": "mixtral", **SIZES, **ROUTED["Mixtral"]}
+    for code, data, to in (
+        ("experts.base_is_dense", {"model_type": "llama", **SIZES}, "experts=8"),
+        ("goal.size_not_larger", mixture, "experts=4"),
+        ("experts.not_whole", mixture, "experts=6"),
+        (
+            "experts.groups_not_whole",
+            {"model_type": "deepseek_v3", **SIZES, **ROUTED["DeepseekV3"]},
+            "experts=9",
+        ),
+        ("experts.more_change_the_loss", {**mixture, "model_type": "phimoe"}, "experts=8"),
+    ):
+        with refused(code):
+            family_plan(data, to=to, by="units")
+    family_plan(mixture, to="experts=8", by="units")  # the remedy of experts.not_whole
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "DeepseekV3"])
+def test_files_get_more_experts_and_each_token_goes_to_as_few(kind, tmp_path):
+    """Both types store experts one by one; those of Mixtral part, those of DeepSeek sleep as copies."""
+    base = saved(tmp_path / "base", kind, **ROUTED[kind])
+    number = 2 * len(dict(base.named_parameters())["model.layers.1.mlp.experts.down_proj"])
+    assert cli("upscale", tmp_path / "base", tmp_path / "wide", f"--experts {number} --quiet") == 0
+    assert cli("check", tmp_path / "wide", "--base", tmp_path / "base") == 0
+    wide = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "wide").eval()
+    words = torch.arange(90).view(3, 30)
+    with torch.no_grad():
+        before, after = (model(input_ids=words, labels=words).loss for model in (base, wide))
+    assert abs(float(before) - float(after)) < (2e-2 if kind == "Mixtral" else 2e-6)
+    assert wide.config.num_experts_per_tok == base.config.num_experts_per_tok
+    downs = dict(wide.named_parameters())["model.layers.1.mlp.experts.down_proj"]
+    old = dict(base.named_parameters())["model.layers.1.mlp.experts.down_proj"]
+    own = [next(i for i, one in enumerate(old) if torch.equal(one, down)) for down in downs]
+    assert own == ([0, 0, 1, 1, 2, 2, 3, 3] if kind == "Mixtral" else [0, 1, 2, 3] * 2 + [4, 5, 6, 7] * 2)
+    asleep = cli("grow", tmp_path / "base", tmp_path / "asleep", f"--experts {number} --quiet")
+    assert asleep == (2 if kind == "Mixtral" else 0)
+    if kind == "DeepseekV3":
+        levels = "--levels bytes,layout,model"
+        assert cli("check", tmp_path / "asleep", "--base", tmp_path / "base", levels) == 0
+
+
+class Tokens(torch.nn.Module):
+    """A mixture of one's own."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.router = torch.nn.Linear(6, experts, bias=False)
+        self.down = torch.nn.Parameter(torch.randn(experts, 3, 6))
+
+    def forward(self, x):
+        values, chosen = self.router(x).topk(2, -1)
+        weights = torch.zeros(len(x), len(self.down), dtype=x.dtype).scatter(-1, chosen, values.softmax(-1))
+        return torch.einsum("nd,ecd,ne->nc", x, self.down, weights)
+
+
+def test_a_mixture_of_ones_own_gets_more_experts():
+    torch.manual_seed(0)
+    base, x = Tokens(4), torch.randn(200, 6)
+    loss = lambda model: model(x.to(model.down)).square().mean()  # noqa: E731
+    plan = mu.plans.more_experts_plan(base, Tokens(8), (4, 8))
+    wide = mu.upscale(base, lambda: Tokens(8), plan=plan, loss=loss)
+    assert 0.9 < wide.provenance["loss"]["kept"] <= 1
+    assert wide.provenance["loss"]["after"] == pytest.approx(wide.provenance["loss"]["before"], rel=0.05)
+    with refused("experts.equal_scores"):
+        mu.grow(base, lambda: Tokens(8), plan=plan, loss=loss)
+    run = mu.Run(base, torch.optim.SGD(base.parameters(), lr=0.1))
+    with refused("proof.steps_with_parted_tokens"):
+        mu.verify(run, lambda: Tokens(8), step=lambda run, i: loss(run.model), plan=plan)
+    with torch.no_grad():
+        base.router.weight.zero_()
+    with refused("experts.router_is_zero"):
+        mu.upscale(base, lambda: Tokens(8), plan=plan, prove=False)

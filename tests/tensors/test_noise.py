@@ -18,6 +18,7 @@ from harness.oracle import copied, expand_slowly, like_slowly, wake_slowly
 from harness.profiles import examples
 from harness.refusals import refusal
 from harness.strategies import axes, making
+from mupscale.rules.axes import Axis
 from mupscale.tensors import compiled
 from mupscale.tensors import expand as expanding
 from mupscale.tensors import noise as noises
@@ -448,3 +449,15 @@ def test_a_slice_of_the_base_that_lacks_the_copied_units_is_refused():
         lambda: expand_(torch.empty(2), torch.arange(2.0), made, out_start=[6], base_start=[0]),
         "noise.copies_whole_tensor",
     )
+
+
+def test_noise_that_is_the_same_for_all_units_is_cut_like_any_other():
+    """Copy a of every unit gets one row d_a, the rows sum to zero, and any rectangle is that of the whole."""
+    axes, base = (Axis.parse("out: 5x3"), Axis.fixed(7)), torch.randn(5, 7)
+    making = Making(axes, noise=TensorNoise(Stream(1, "router"), 0.3, apart=0))
+    whole = expand(base, making)
+    rows = whole.view(5, 3, 7) - base[:, None]
+    assert_close(rows, rows[:1].expand_as(rows), 1e-6)
+    assert float(rows.sum(1).abs().max()) < 1e-6 < float(rows.abs().max())
+    part = expand_(torch.empty(4, 3), base, making, out_start=(5, 2))
+    assert_bitwise(part, whole[5:9, 2:5])

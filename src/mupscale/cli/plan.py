@@ -208,7 +208,7 @@ def woken(directory: Directory, family: FamilyPlan) -> str:
     if family.plan.parts_tokens:
         return (
             f"copies of experts part along a plane, and each token goes to as few as before: on the small copy {kept_share(family)} of "
-            f"tokens keep their experts, and the loss moves by {jump or 0.0:.0e}{by}\n"
+            f"tokens keep their experts, and the loss moves by {jump or 0.0:.0e}\n"
         )
     text = (
         f"new units wake, and the loss is the base's: it moves by {jump or 0.0:.0e} on the small copy{by}\n"
