@@ -21,7 +21,7 @@ from ..families.process import plan_in_process
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..jobs.progress import shown_progress
-from ..jobs.verify_bytes import check_alone, check_bytes
+from ..jobs.verify_bytes import changed_ends, check_alone, check_bytes
 from ..plans.plan import Plan
 from ..proofs.rounding import stored_tolerance
 from ..runs.growth_record import NAME, read_about
@@ -121,6 +121,9 @@ def _alone(chosen: argparse.Namespace) -> int:
 def _bytes(
     base: Base, wide: Location, about: dict[str, Any], workers: int, quiet: bool
 ) -> tuple[str, list[Fault]]:
+    other = "the base is not the one that was grown; the result was compared with its own record"
+    if changed := changed_ends(base.path, wide):
+        return other, [*changed, *check_alone(wide, threads=workers)]
     try:
         job = job_again(base, wide, about)
     except MupscaleError as error:
@@ -134,6 +137,8 @@ def _bytes(
         ]
     with shown_progress("comparing", quiet) as report:
         faults = check_bytes(job, report=report, threads=workers)
+    if any(fault.code == "job.other_base" for fault in faults):
+        return other, faults
     total = sum(file.size for file in job.files)
     summary = f"{len(job.moves)} tensors and {len(job.carried) + len(job.texts)} other files, {total:,} bytes compared"
     return summary, faults
