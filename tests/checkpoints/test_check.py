@@ -137,6 +137,43 @@ def test_a_record_that_was_edited_is_not_what_a_base_is_judged_by(base, results,
     assert faults(base, copy, capsys) == [ABOUT]
 
 
+def unfinished(words: list[str], capsys) -> str:
+    """The remedy of a check that finds no result yet."""
+    found = Path(words[1]).parent / "found.json"
+    assert main(["check", *words[1:], "--json", str(found)]) == 2
+    (fault,) = json.loads(found.read_text())["refused"]["faults"]
+    assert fault["code"] == "growth.unfinished"
+    capsys.readouterr()
+    return str(fault["remedy"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["grow -k ffn=2 --shard-size 18kB --dtype bfloat16 --no-state", "upscale -k ffn=2", "upscale -k ffn=2 --noise t=0.02 --seed 3"],
+)  # fmt: skip
+def test_a_growth_that_is_not_finished_is_said_with_the_command_that_goes_on(words, base, tmp_path, capsys):
+    verb, *options = words.split()
+    out = tmp_path / "out"
+    given = [verb, str(base), str(out), *options, "--share", "0/2", "--quiet"]
+    assert main(given) == 0
+    assert not out.exists(), "control: half of it was written"
+    command = unfinished(["check", str(out)], capsys).rpartition(": ")[2].split()
+    assert unfinished(["check", str(out), "--base", str(base)], capsys).endswith(" ".join(command))
+    assert main([*command[1:], "--quiet"]) == 0
+    assert main(["check", str(out), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("made", ["nothing", "an empty folder"])
+def test_a_growth_that_has_no_job_yet_is_unfinished_too(made, base, tmp_path, capsys):
+    out = tmp_path / "out"
+    if made == "an empty folder":
+        out.mkdir()
+    assert main(["check", str(out)]) == 2
+    assert "[growth.record_missing]" in capsys.readouterr().err, "control"
+    (tmp_path / "out.partial").mkdir()
+    assert unfinished(["check", str(out)], capsys)
+
+
 def early(base: Path, result: Path, copy: Path) -> Path:
     """A result as 0.2.0 left it: the job in a file of its own, and a record that is sorted."""
     shutil.copytree(result, copy)
