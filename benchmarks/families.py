@@ -23,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from harness.family_configs import EXACT, INEXACT, Case
 from harness.popular import reloaded
 from harness.program import Outcome, UsageError, option, run
-from mupscale.cli.plan import copied_sizes
+from mupscale.cli.printing.sizes import copied_sizes, in_words
 from mupscale.errors import MupscaleError
 from mupscale.families.config.goal import Way
 from mupscale.families.copy.losses import batch_for, loss_for
@@ -64,11 +64,8 @@ def grown(case: Case, k: int, steps: int, by: Way = "copies") -> float:
     forward, loaded = live_and_reloaded(family)
     e = family.evidence
     worst = max(e.worst_gradient, e.worst_step, forward, loaded, e.jump or 0.0)
-    awake = (
-        ""
-        if e.jump is None
-        else f"awake {e.jump:.0e} copies {', '.join(copied_sizes(family.plan)) or 'none'} "
-    )
+    copies = in_words(copied_sizes(family.plan), family.base_config, family.wide_config) or "none"
+    awake = "" if e.jump is None else f"awake {e.jump:.0e} copies {copies} "
     print(
         f"{case.name:26} k={k} forward {forward:.0e} reload {loaded:.0e} gradient {e.worst_gradient:.0e} "
         f"{steps} steps {e.worst_step:.0e} {awake}(control {e.control:.0e}) trials {e.trials} by {e.source} "

@@ -588,6 +588,31 @@ def readme() -> str:
     return filled
 
 
+FIGURE = re.compile(r"(<!-- (\w+): (\w+) -->)[^<]*(?=<!-- end -->)")
+"""A figure in a text: the row of benchmarks.json and the word of its line that it is taken from."""
+
+
+def with_figures(text: str) -> str:
+    """A text with its figures as they are stored, to one decimal.
+
+    >>> with_figures("at most <!-- proof_cost: losses -->9<!-- end --> losses")
+    'at most <!-- proof_cost: losses -->2.0<!-- end --> losses'
+    """
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))
+
+    def stored(found: re.Match[str]) -> str:
+        mark, row, word = found.groups()
+        figures = dict(part.split("=", 1) for part in rows[row]["line"].split() if "=" in part)
+        return f"{mark}{float(figures[word]):.1f}"
+
+    return FIGURE.sub(stored, text)
+
+
+def exactness() -> str:
+    """The page about proofs with the figures of their cost."""
+    return with_figures((HERE / "exactness.md").read_text(encoding="utf-8"))
+
+
 def reference() -> str:
     """The reference of the API with the words of arguments at its end."""
     page, mark, _ = (HERE / "api.md").read_text(encoding="utf-8").partition("| word | meaning |\n|---|---|\n")
@@ -598,6 +623,7 @@ def reference() -> str:
 PAGES = {
     "../README.md": readme,
     "api.md": reference,
+    "exactness.md": exactness,
     "optimizers.md": optimizers,
     "families.md": families,
     "benchmarks.md": benchmarks,

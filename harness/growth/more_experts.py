@@ -84,8 +84,8 @@ def let_in(run: mu.Run, make: Make, plan: Plan, loss: Callable[[nn.Module], Tens
 
 
 def parted(run: mu.Run, make: Make, plan: Plan, loss: Callable[[nn.Module], Tensor]) -> Figures:
-    """`far` is the error with copies far apart; `jump` and `kept` are of the copies that `upscale` makes.
-    `published` is the jump of copies whose scores get noise instead, `control` that of copies that nothing parts.
+    """`far` is the error with copies far apart; `jump` and `kept` are of the copies that `upscale` makes. `published` is the jump of
+    copies whose scores get noise instead, `control` that of copies that nothing parts.
     """
     certificate = mu.verify(run, make, loss=loss, plan=plan)
     awake = mu.upscale(run, make, plan=plan, loss=loss)

@@ -1,5 +1,6 @@
 """`mupscale check` of results of one and several weight files: it holds on right ones, and on no other."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 from mupscale.checkpoints.base import Base  # noqa: E402
 from mupscale.checkpoints.resume import job_again  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
+from mupscale.jobs import digests  # noqa: E402
 from mupscale.jobs.finished import about_text, published, recorded  # noqa: E402
 from mupscale.jobs.job_check import JOB  # noqa: E402
 from mupscale.runs.growth_record import read_record  # noqa: E402
@@ -106,6 +108,70 @@ def test_files_that_were_divided_otherwise_are_those_of_another_record(base, res
     shutil.copy(results[2] / ABOUT, copy)
     found = faults(base, copy, capsys)
     assert {file.name for file in weights(results[2])} <= set(found)
+
+
+@pytest.mark.parametrize("ends", [1 << 20, 64], ids=["seen at its ends", "seen when all is read"])
+def test_a_base_that_changed_after_growing_is_named_and_not_its_result(
+    ends, base, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(digests, "_END", ends)
+    mine, out = tmp_path / "base", tmp_path / "out"
+    shutil.copytree(base, mine)
+    assert main(["grow", str(mine), str(out), "-k", "ffn=2", "--quiet"]) == 0
+    assert faults(mine, out, capsys) == [], "control"
+    flip(mine / "model.safetensors")
+    assert faults(mine, out, capsys) == [str(mine / "model.safetensors")]
+    main(["check", str(out), "--base", str(mine), "--levels", "bytes", "--json", str(tmp_path / "found")])
+    found = json.loads((tmp_path / "found").read_text())["levels"][0]["faults"]
+    assert [fault["code"] for fault in found] == ["job.other_base"]
+    flip(out / "model.safetensors")
+    assert faults(mine, out, capsys) == [str(mine / "model.safetensors"), "model.safetensors"]
+
+
+def test_a_record_that_was_edited_is_not_what_a_base_is_judged_by(base, results, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(results[1], copy)
+    text = (copy / ABOUT).read_text()
+    digest = json.loads(text)["base"]["files"]["model.safetensors"]["digest"]
+    (copy / ABOUT).write_text(text.replace(digest, digest[::-1], 1))
+    assert faults(base, copy, capsys) == [ABOUT]
+
+
+def unfinished(words: list[str], capsys) -> str:
+    """The remedy of a check that finds no result yet."""
+    found = Path(words[1]).parent / "found.json"
+    assert main(["check", *words[1:], "--json", str(found)]) == 2
+    (fault,) = json.loads(found.read_text())["refused"]["faults"]
+    assert fault["code"] == "growth.unfinished"
+    capsys.readouterr()
+    return str(fault["remedy"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["grow -k ffn=2 --shard-size 18kB --dtype bfloat16 --no-state", "upscale -k ffn=2", "upscale -k ffn=2 --noise t=0.02 --seed 3"],
+)  # fmt: skip
+def test_a_growth_that_is_not_finished_is_said_with_the_command_that_goes_on(words, base, tmp_path, capsys):
+    verb, *options = words.split()
+    out = tmp_path / "out"
+    given = [verb, str(base), str(out), *options, "--share", "0/2", "--quiet"]
+    assert main(given) == 0
+    assert not out.exists(), "control: half of it was written"
+    command = unfinished(["check", str(out)], capsys).rpartition(": ")[2].split()
+    assert unfinished(["check", str(out), "--base", str(base)], capsys).endswith(" ".join(command))
+    assert main([*command[1:], "--quiet"]) == 0
+    assert main(["check", str(out), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("made", ["nothing", "an empty folder"])
+def test_a_growth_that_has_no_job_yet_is_unfinished_too(made, base, tmp_path, capsys):
+    out = tmp_path / "out"
+    if made == "an empty folder":
+        out.mkdir()
+    assert main(["check", str(out)]) == 2
+    assert "[growth.record_missing]" in capsys.readouterr().err, "control"
+    (tmp_path / "out.partial").mkdir()
+    assert unfinished(["check", str(out)], capsys)
 
 
 def early(base: Path, result: Path, copy: Path) -> Path:

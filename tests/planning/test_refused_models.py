@@ -85,7 +85,7 @@ MODELS: dict[str, Any] = {
     "groups": (two(between(lambda n: nn.GroupNorm(n // 2, n))), "model.norm_groups_grow", "num_groups=2"),
     "groups, no gain": (two(between(lambda n: nn.GroupNorm(n // 2, n, affine=False))), "model.norm_groups_grow", "num_groups=2"),
     "local response": (two(between(lambda n: nn.LocalResponseNorm(2))), "plan.mixes_channels", "LocalResponseNorm"),
-    "padded LayerNorm": (two(between(nn.LayerNorm), 4, 6, by="padded"), "axis.padding_changes_mean", "4 (x1)", "8 (x2)"),
+    "padded LayerNorm": (two(between(nn.LayerNorm), 4, 6, by="padded"), "axis.padding_changes_mean", "8 (x2)"),
     "padded LayerNorm, no gain": (
         two(between(lambda n: nn.LayerNorm(n, elementwise_affine=False)), 4, 6, by="padded"),
         "axis.padding_changes_mean",

@@ -13,7 +13,7 @@ from docs.refusals import refusals
 from mupscale.errors import TYPES, Fault
 
 CARRIED = {
-    ("families/config/grown.py", "code"),
+    ("families/config/checks.py", "code"),
     ("families/types/into.py", "code"),
     ("families/child.py", "*fault"),
     ("sharded/agreement.py", "*fault"),

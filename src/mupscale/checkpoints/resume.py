@@ -100,6 +100,18 @@ def begun(base: Base, out: Location, request: Request, architecture: str | None)
     return replace(job, base=absolute(base.path))  # the job on disk has no password and no signature
 
 
+def unfinished(out: Location) -> tuple[Location, tuple[Location, Request] | None] | None:
+    """Where the growth into a directory is unfinished, with its base and its request once they are fixed; None if there is none."""
+    there = working_job(out)
+    if not exists(there.parent):
+        return None
+    try:
+        job = sound_job(read_regular(there, _LONGEST))
+        return there.parent, (job.base, Request.from_json(job.about["request"]))
+    except (MupscaleError, LookupError):
+        return there.parent, None  # what was measured before the job was known
+
+
 def check_same(job: Job, base: Location, request: Request, architecture: str | None) -> None:
     """Raise if a job was made of another base, or for another request; every difference is a fault."""
     before = Request.from_json(job.about["request"])

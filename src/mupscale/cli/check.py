@@ -14,19 +14,20 @@ from ..checkpoints.about import KEYS
 from ..checkpoints.base import Base
 from ..checkpoints.growth_job import noise_record, wide_config
 from ..checkpoints.request import Request
-from ..checkpoints.resume import job_again
+from ..checkpoints.resume import job_again, unfinished
 from ..errors import Fault, MupscaleError
 from ..families.loaded import check_memory, compare_models
 from ..families.process import plan_in_process
 from ..families.record import FamilyPlan
 from ..files.directory import Directory, read_directory
 from ..jobs.progress import shown_progress
-from ..jobs.verify_bytes import check_alone, check_bytes
+from ..jobs.verify_bytes import changed_ends, check_alone, check_bytes
 from ..plans.plan import Plan
 from ..proofs.rounding import stored_tolerance
 from ..runs.growth_record import NAME, read_about
-from ..storage.location import Location
+from ..storage.location import Location, absolute
 from .plan import changes
+from .printing.next_steps import same_command
 from .printing.working import working
 
 _SHOWN = 20  # faults per level; a wrong plan has one per tensor
@@ -36,13 +37,7 @@ _MEASURED = 1e-3  # relative; to how much norms are measured
 def run(chosen: argparse.Namespace) -> int:
     if chosen.base is None:
         return _alone(chosen)
-    about = read_about(chosen.wide)
-    if about is None:
-        raise MupscaleError(
-            f"{chosen.wide} holds no {NAME}: it was not written by mupscale, or not finished; name a directory that "
-            "mupscale grow or mupscale upscale wrote",
-            code="growth.record_missing",
-        )
+    about = _record(chosen)
     missing = [key for key in KEYS if key not in about]
     if missing:
         raise MupscaleError(
@@ -80,6 +75,27 @@ def run(chosen: argparse.Namespace) -> int:
     return 0 if held else 1
 
 
+def _record(chosen: argparse.Namespace) -> dict[str, Any]:
+    """The record of the result; raises where there is none, and says so where its growth was not finished."""
+    about = read_about(chosen.wide)
+    if about is not None:
+        return about
+    found = unfinished(absolute(chosen.wide))
+    if found is None:
+        raise MupscaleError(
+            f"{chosen.wide} holds no {NAME}; name a directory that mupscale grow or mupscale upscale wrote",
+            code="growth.record_missing",
+        )
+    place, begun = found
+    again = "run the command that began it again"
+    if begun is not None:
+        again += f": {same_command(begun[0] if chosen.base is None else chosen.base, chosen.wide, begun[1])}"
+    what = f"{place.name} beside it holds a growth that was not finished"
+    raise MupscaleError(
+        "there is nothing to check yet", [Fault("growth.unfinished", str(chosen.wide), what, again)]
+    )
+
+
 def _left_out(level: str, why: str) -> dict[str, Any]:
     print(f"{level:7} not applicable: {why}", flush=True)
     return {"level": level, "holds": None, "found": why}
@@ -102,11 +118,7 @@ def _print(level: str, summary: str, faults: list[Fault]) -> dict[str, Any]:
 
 def _alone(chosen: argparse.Namespace) -> int:
     """The files of a grown directory against the fingerprints that were stored when they were written."""
-    if read_about(chosen.wide) is None:
-        raise MupscaleError(
-            f"{chosen.wide} holds no {NAME}; name a directory that mupscale grow or mupscale upscale wrote",
-            code="growth.record_missing",
-        )
+    _record(chosen)
     with shown_progress("reading", chosen.quiet) as report:
         faults = check_alone(chosen.wide, report, chosen.threads)
     files = _print(
@@ -121,6 +133,9 @@ def _alone(chosen: argparse.Namespace) -> int:
 def _bytes(
     base: Base, wide: Location, about: dict[str, Any], workers: int, quiet: bool
 ) -> tuple[str, list[Fault]]:
+    other = "the base is not the one that was grown; the result was compared with its own record"
+    if changed := changed_ends(base.path, wide):
+        return other, [*changed, *check_alone(wide, threads=workers)]
     try:
         job = job_again(base, wide, about)
     except MupscaleError as error:
@@ -134,6 +149,8 @@ def _bytes(
         ]
     with shown_progress("comparing", quiet) as report:
         faults = check_bytes(job, report=report, threads=workers)
+    if any(fault.code == "job.other_base" for fault in faults):
+        return other, faults
     total = sum(file.size for file in job.files)
     summary = f"{len(job.moves)} tensors and {len(job.carried) + len(job.texts)} other files, {total:,} bytes compared"
     return summary, faults

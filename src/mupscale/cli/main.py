@@ -66,7 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_json(chosen, status)
         sys.stdout.flush()
         return status
-    except MupscaleError as error:
+    except MupscaleError as refused:
+        from .options.plan import as_typed
+
+        error = as_typed(refused, chosen)
         write_json(chosen, 2, error)
         print(f"mupscale: {shown(str(error))}", file=sys.stderr)
         return 2

@@ -26,6 +26,7 @@ from ..plans.more_experts import ADMITTED_BY_BIAS
 from ..plans.plan import Plan
 from ..storage.location import Location, Url
 from ..text import columns, duration, size
+from .printing.sizes import copied_sizes, in_words, mean_sizes
 from .printing.stored_names import stored_names
 from .printing.working import working
 
@@ -201,8 +202,10 @@ def hyperparameters(plan: Plan) -> str:
 
 def woken(directory: Directory, family: FamilyPlan) -> str:
     """What waking does to the loss, and which sizes grow by copies, or carry the mean, although units were asked for."""
-    jump, sizes, means = family.evidence.jump, copied_sizes(family.plan), mean_sizes(family.plan)
-    by = f"; by copies, where zeros are not possible: {', '.join(sizes)}" if sizes else ""
+    configs = family.base_config, family.wide_config
+    jump, sizes = family.evidence.jump, in_words(copied_sizes(family.plan), *configs)
+    means = in_words(mean_sizes(family.plan), *configs)
+    by = f"; by copies, where zeros are not possible: {sizes}" if sizes else ""
     if jump is not None and jump > JUMP:
         return f"waking would move the loss by {jump:.0e} on the small copy, so upscale refuses it; grow leaves it asleep{by}\n"
     if family.plan.parts_tokens:
@@ -217,7 +220,7 @@ def woken(directory: Directory, family: FamilyPlan) -> str:
         text += f"new experts sleep: {ADMITTED_BY_BIAS}\n"
     if means:
         text += (
-            f"new channels carry the mean of the others, which LayerNorm subtracts: {', '.join(means)}. Outputs are the base's, and "
+            f"new channels carry the mean of the others, which LayerNorm subtracts: {means}. Outputs are the base's, and "
             f"training is not. The means cost {size(_read_for_means(directory, family.plan))} that each writer may read again\n"
         )
     return text
@@ -234,30 +237,6 @@ def _read_for_means(directory: Directory, plan: Plan) -> int:
     entries = sum(prod(entry.base_shape) for entry in plan.tensors.values() if entry.mean)
     held = sum(place.bytes for place in directory.tensors.values())
     return round(held * entries / max(1, plan.parameters("base")))
-
-
-def mean_sizes(plan: Plan) -> list[str]:
-    """The sizes whose new channels carry the mean of the others, each once.
-
-    >>> from mupscale.plans import TensorPlan
-    >>> from mupscale.rules import Axis
-    >>> mean_sizes(Plan({"w": TensorPlan(("w",), (Axis.parse("out: 4+2"), Axis.parse("in: 6+6")), mean=(0,))}))
-    ['4 -> 6']
-    """
-    axes = [entry.axes[dim] for entry in plan.tensors.values() for dim in entry.mean]
-    return list(dict.fromkeys(f"{axis.base} -> {axis.wide}" for axis in axes))
-
-
-def copied_sizes(plan: Plan) -> list[str]:
-    """The sizes that grow by copies, each once.
-
-    >>> from mupscale.plans import TensorPlan
-    >>> from mupscale.rules import Axis
-    >>> copied_sizes(Plan({"w": TensorPlan(("w",), (Axis.parse("out: 4x2"), Axis.parse("in: 6+6")))}))
-    ['4 -> 8']
-    """
-    axes = [axis for entry in plan.tensors.values() for axis in entry.axes]
-    return list(dict.fromkeys(f"{axis.base} -> {axis.wide}" for axis in axes if axis.k > 1))
 
 
 def evidence(family: FamilyPlan) -> str:

@@ -24,8 +24,8 @@ from ..planning.search.search import Found
 from ..plans.plan import Plan
 from ..plans.tensor_plan import Powers
 from ..tensors.devices import on_cpu
+from .config.checks import refuse_nothing
 from .config.goal import Goal, Way
-from .config.grown import refuse_nothing
 from .config.multipliers import Multipliers
 from .config.nested import edits, following, nested_configs, with_edits
 from .copy.lift import Tensors

@@ -7,7 +7,7 @@ models: whether the job itself is right is shown by other checks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from threading import Lock
@@ -25,8 +25,16 @@ from ..storage.looking import names_in
 from .bytes.base_reader import BaseReader, encoded
 from .bytes.blocks import MoveMaker, Reader, block_runs, block_sum, raw_bytes
 from .bytes.compiled_sums import expect
-from .digests import check_base
-from .finished import Contents, about_text, contents_of, has_job, recorded_contents
+from .digests import check_base, check_sources
+from .finished import (
+    Contents,
+    about_text,
+    contents_of,
+    has_job,
+    recorded,
+    recorded_contents,
+    recorded_sources,
+)
 from .job import Job
 from .job_check import check_job
 from .journal.journals import Journals
@@ -42,7 +50,11 @@ _LOADED = ("*.safetensors", "*.bin", "*.index.json", "adapter_*", "*.py", "*.pt"
 
 
 def check_bytes(job: Job, report: Report | None = None, threads: int = 1) -> list[Fault]:
-    """A fault per difference between a finished output and its job; none if every bit is right. Threads share the work."""
+    """A fault per difference between a finished output and its job; none if every bit is right. Threads share the work.
+
+    A base that holds other bytes than those that were grown says nothing about the output: its files are named, and the
+    output is compared with its own record.
+    """
     check_threads(threads)
     try:
         check_job(job)
@@ -60,11 +72,45 @@ def check_bytes(job: Job, report: Report | None = None, threads: int = 1) -> lis
         base_sums = base_fingerprints(job, units, read)
     except MupscaleError as error:
         return list(error.faults) or [Fault(error.code, str(job.base), error.claim)]
+    if changed := _changed_files(job, base_sums):
+        return [*changed, *check_alone(job.out, threads=threads)]
     output = output_fingerprints(job, units, made.sums)
     held = contents_of(job, about_text(job, base_sums, output, early=has_job(job.out)), output)
     with Reader(job.out) as wide:
         faults = [*_sizes(job.out, held), *_chunks(job, wide), *made.faults()]
     return [*faults, *_small_files(job.out, held), *_surplus(job.out, held)]
+
+
+def changed_ends(base: Location, out: Location) -> list[Fault]:
+    """A fault per file of a base that is gone, or has another size or other ends than the one that was grown: cheap."""
+    try:
+        sources = recorded_sources(out) if _is_intact(out) else ()
+    except MupscaleError:
+        return []  # what is wrong with the record is found where files are compared
+    try:
+        check_sources(base, sources)
+    except MupscaleError as error:
+        return [fault._replace(where=str(base / fault.where)) for fault in error.faults]
+    return []
+
+
+def _changed_files(job: Job, found: Mapping[str, str]) -> list[Fault]:
+    """A fault per file of the base whose fingerprint is not the recorded one; none where the record itself is damaged."""
+    try:
+        known = recorded(job.out, job)[0] if _is_intact(job.out) else found
+    except MupscaleError:
+        return []
+    what = f"its bytes are not those that were grown, by the digest in {ABOUT}"
+    return [
+        Fault("job.other_base", str(job.base / name), what, "name the base that was grown")
+        for name, value in found.items()
+        if known.get(name) != value
+    ]
+
+
+def _is_intact(out: Location) -> bool:
+    """Whether the record of an output has the text that its own entries, and the digest at its end, give."""
+    return recorded_contents(out).texts[ABOUT] == read_regular(out / ABOUT, _LONGEST)
 
 
 def check_alone(out: Location, report: Report | None = None, threads: int = 1) -> list[Fault]:

@@ -26,6 +26,7 @@ from ..models.need import Need
 from ..plans.plan import Plan, Proof
 from ..proofs.identity import Evaluated, Loss, compared, evaluated
 from ..proofs.modes import measured_modes, mode_needs
+from ..rules.axes import nearest_copies
 from ..rules.products import COPIES, By, Ways
 from ..rules.scale import Scale
 from ..tensors.random_states import forked
@@ -219,7 +220,7 @@ def _not_whole(error: NoPlanError, sizes: Sizes) -> list[Fault]:
             "axis.not_whole_copies",
             f"{base} -> {wide}",
             "new units are not possible here, and this is not a whole number of copies",
-            "nearest: " + ", ".join(f"{base * k} (x{k})" for k in (wide // base, wide // base + 1) if k > 1),
+            f"nearest: {nearest_copies(base, wide)}",
         )
         for base, wide in sorted(sizes)
         if wide % base

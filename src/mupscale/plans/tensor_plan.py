@@ -226,7 +226,7 @@ class TensorPlan:
             return self.then(late.summed_over(0))
         if late.cat is not None or len(late.sources) != 1:
             raise MupscaleError(
-                "a tensor made from several sources composes only as the first step; grow in one plan",
+                "a tensor made from several sources composes only as the first step",
                 code="plan.joins_in_second_step",
             )
         if len(self.axes) != len(late.axes):

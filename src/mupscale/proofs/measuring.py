@@ -82,9 +82,8 @@ class Measuring(ABC):
             return trial, failure
         if (other := self._unrepeated()) is not None:
             return trial, other
-        if (
-            once := trial.once
-        ) is not None:  # a loss leaves the models as they were, so it would give the same again
+        once = trial.once
+        if once is not None:  # a loss leaves the models as they were, so it would give the same again
             trial = replace(trial, rounding=self._rounding(training), losses=[])
             return trial, judge_losses(trial, once)
         trial = replace(fresh(), rounding=self._rounding(training))

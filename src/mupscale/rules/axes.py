@@ -271,7 +271,7 @@ class Axis:
         if not (self.duplicates and other.duplicates):
             if self.padded:
                 raise MupscaleError(
-                    f"axis {self} and axis {other}: a pad and a fractional multiplier do not compose; grow in one plan",
+                    f"axis {self} and axis {other}: a pad and a fractional multiplier do not compose",
                     code="axis.pad_with_fraction",
                 )
             live = int(other.k * other.base)
@@ -280,6 +280,15 @@ class Axis:
         first, second = align(self.segments, other.segments)
         composed = [compose(a, b) for a, b in zip(first, second, strict=True)]
         return Axis.of(*composed, role=self.role or other.role)
+
+
+def nearest_copies(base: int, wide: int) -> str:
+    """The whole multiples of a size that are nearest to a larger one, without the size itself.
+
+    >>> nearest_copies(4, 10), nearest_copies(24, 36)
+    ('8 (x2), 12 (x3)', '48 (x2)')
+    """
+    return ", ".join(f"{base * k} (x{k})" for k in (wide // base, wide // base + 1) if k > 1)
 
 
 def fraction_fault(where: str, axis: Axis) -> Fault:
@@ -296,13 +305,11 @@ def fraction_fault(where: str, axis: Axis) -> Fault:
             what,
             "give the narrower model first; the way back is narrow, by the plan that widened",
         )
-    k = max(int(axis.k), 1)
-    nearest = f"{axis.base * k} (x{k}), {axis.base * (k + 1)} (x{k + 1})"
     return Fault(
         "axis.not_whole_copies",
         where,
         f"grows from {axis.base} to {axis.wide}, which is not a whole number of copies",
-        f'nearest: {nearest}; or add new units: plan=mu.infer_plan(base, wide, by="units", loss=loss)',
+        f'nearest: {nearest_copies(axis.base, axis.wide)}; or add new units: plan=mu.infer_plan(base, wide, by="units", loss=loss)',
     )
 
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
-from ...errors import MupscaleError
-from ...families.config.early import refuse_fewer_layers, refuse_fraction, refuse_gguf
+from ...errors import Fault, MupscaleError
+from ...families.config.early import (
+    refuse_fewer_layers,
+    refuse_fewer_rows,
+    refuse_fraction,
+    refuse_gguf,
+    refuse_goal,
+)
 from ...families.config.goal import Goal
 from ...families.steps import STEPS
 from ...families.types.declarations import Declarations, read_declarations
@@ -111,7 +118,36 @@ def goal_of(chosen: argparse.Namespace) -> Goal:
             code="goal.nothing_grows",
         )
     refuse_fewer_layers(chosen.base, to)
+    refuse_fewer_rows(chosen.base, to)
+    refuse_goal(chosen.base, goal)
     return goal
+
+
+_KEYS = "|".join((*_SIZES, *(key for step in STEPS for key in step.keys)))
+_TO = re.compile(rf"--to ((?:{_KEYS})\b(?:=[\w+:]+)?(?:,(?:{_KEYS})=[\w+:]+)*)")
+"""What `--to` says in a message: every key of it is an option too."""
+
+
+def as_typed(error: MupscaleError, chosen: argparse.Namespace) -> MupscaleError:
+    """A refusal in the spelling of the command line that was refused: `--to` as the options of single parts, unless it was typed."""
+    if getattr(chosen, "to", "") is not None:
+        return error
+    faults = [Fault(fault.code, *map(as_options, fault[1:])) for fault in error.faults]
+    return MupscaleError(as_options(error.claim), faults, code=error.code)
+
+
+def as_options(text: str) -> str:
+    """A text with what `--to` says as the options of single parts.
+
+    >>> as_options("write --to heads=6,kv_heads=6, or leave kv_heads out"), as_options("--to layers")
+    ('write --heads 6 --kv-heads 6, or leave kv_heads out', '--layers')
+    """
+
+    def options(found: re.Match[str]) -> str:
+        pairs = (part.partition("=") for part in found[1].split(","))
+        return " ".join(f"{option(key)} {value}".strip() for key, _, value in pairs)
+
+    return _TO.sub(options, text)
 
 
 def declared(chosen: argparse.Namespace) -> Declarations | None:

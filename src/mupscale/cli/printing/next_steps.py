@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...checkpoints.request import Request
+from ...checkpoints.noise_words import WAKING
+from ...checkpoints.request import SHARD_BYTES, Request
 from ...checkpoints.result.card import evaluation
 from ...checkpoints.result.train_script import NAME as SCRIPT
 from ...checkpoints.result.train_script import SENTENCES, data_of, rate_of, writes_text
@@ -86,6 +87,34 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
             f"  {shlex.join(evaluation(str(out)))}",
         ]
     return "\n".join(lines)
+
+
+def same_command(base: Location, out: Location, request: Request) -> str:
+    """The command that makes a request, so that running it goes on with what it began; files that it read are left open.
+
+    >>> from pathlib import Path
+    >>> from mupscale.families.config.goal import Goal
+    >>> same_command(Path("base"), Path("wide"), Request(Goal.parse(2, by="units"), noise=("copied", 1.0), seed=3))
+    'mupscale upscale base wide -k 2 --by units --seed 3'
+    >>> same_command(Path("base"), Path("wide"), Request(Goal.parse("ffn=2"), dtype="BF16", shard_bytes=18000))
+    'mupscale grow base wide -k ffn=2 --dtype BF16 --shard-size 18000'
+    """
+    verb = "upscale" if request.adds_noise else "grow"
+    words = ["mupscale", verb, str(base), str(out), *_arguments(request.as_json())]
+    if request.noise is not None and request.noise != WAKING:
+        scheme, size = request.noise
+        words += ["--noise", f"{scheme}={size!r}"]
+    unusual: dict[str, int] = {}
+    if request.seed:
+        unusual["--seed"] = request.seed
+    if request.shard_bytes != SHARD_BYTES:
+        unusual["--shard-size"] = request.shard_bytes
+    words += [word for option, value in unusual.items() for word in (option, str(value))]
+    words += ["--trust-base"] if request.trust_base else []
+    files = {"--recipe": request.recipe, "--declare": request.declared}
+    return " ".join(
+        [shlex.join(words), *(f"{option} FILE" for option, value in files.items() if value is not None)]
+    )
 
 
 def _words(about: Mapping[str, Any], out: Path) -> list[str]:

@@ -11,16 +11,26 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from ...errors import Fault, MupscaleError
+from ...errors import Fault, MupscaleError, raise_faults
 from ...files.strict import parse_json, read_regular
 from ...storage.location import Location
+from .checks import check_growth, not_more_rows
 from .fields import FIELDS
-from .multipliers import parse_to
-from .nested import growing_fields
+from .goal import Goal
+from .multipliers import NOTHING, counted, parse_to
+from .nested import growing_fields, nested_configs
 
 ANY_SIZE = ("llama", "mistral", "qwen2", "qwen3", "gemma2")
 """Types whose widths were grown by one half, by new units and by copies; the nightly tests do it again."""
 _NAME = "config.json"
+_DECIDED = (
+    "goal.heads_outgrow_kv_heads",
+    "goal.key_heads_left_behind",
+    "goal.kv_heads_not_a_divisor",
+    "goal.kv_heads_outgrow_heads",
+    "goal.size_not_larger",
+)
+"""Refusals of fields that are there: a class that has defaults for others refuses the same."""
 
 
 def refuse_gguf(base: Location) -> None:
@@ -48,6 +58,38 @@ def refuse_fewer_layers(base: Location, to: str | None) -> None:
         what = f"{layers} -> {asked}: a model grows deeper"
         fault = Fault("depth.not_deeper", "layers", what, f"write a number above {layers}")
         raise MupscaleError("this model cannot grow like that", [fault])
+
+
+def refuse_fewer_rows(base: Location, to: str | None) -> None:
+    """Raise where `--to` names no more words or positions than the one field of the configuration that counts them."""
+    asked = NOTHING if to is None else parse_to(to)
+    faults = []
+    for rows, key, text in (
+        ("words", "vocab", asked.vocab),
+        ("positions", "positions", str(asked.positions)),
+    ):
+        counts = [
+            part[name]
+            for _, part in nested_configs(_config(base))
+            for name in FIELDS[rows].grows
+            if type(part.get(name)) is int
+        ]
+        if text in ("", "0") or len(counts) != 1 or counted(text, counts[0]) > counts[0]:
+            continue
+        faults.append(not_more_rows(rows, key, counts[0], counted(text, counts[0])))
+    raise_faults("this model cannot grow like that", faults)
+
+
+def refuse_goal(base: Location, goal: Goal) -> None:
+    """Raise for sizes and heads that are refused whatever the fields are that config.json leaves to a default."""
+    data = _config(base)
+    try:
+        if data:
+            check_growth(data, goal)
+    except MupscaleError as error:
+        raise_faults(error.claim, [fault for fault in error.faults if fault.code in _DECIDED])
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return  # the planner says what is wrong with the configuration
 
 
 def refuse_fraction(base: Location, k: str) -> None:

@@ -22,7 +22,8 @@ SIZED = (*WIDTHS, "head_dim")
 _NAMED = (*WIDTHS, EXPERTS, *TOWERS)
 """What `-k` can name."""
 _EXAMPLES = ", or ".join(
-    ("hidden=96,heads=6,kv_heads=3,ffn=264", *(step.example for step in reversed(STEPS)))
+    f"--to {example}"
+    for example in ("hidden=96,heads=6,kv_heads=3,ffn=264", *(step.example for step in reversed(STEPS)))
 )
 
 

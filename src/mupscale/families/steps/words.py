@@ -19,6 +19,7 @@ from ...models.need import Need
 from ...plans.plan import Plan
 from ...plans.rows import row_plan
 from ...plans.tensor_plan import Rows
+from ..config.checks import not_more_rows
 from ..config.fields import FIELDS
 from ..config.multipliers import To, counted
 from ..config.nested import Path, nested_configs, with_edits
@@ -74,10 +75,7 @@ def more_of(data: Mapping[str, Any], to: To) -> list[More]:
         now = _at(data, where[0])
         more = More(rows, where[0], now, counted(text, now))
         if more.added < 1:
-            what = f"{now} -> {more.new}: growing only adds {rows}"
-            faults.append(
-                Fault("goal.size_not_larger", f"--to {_GOALS[rows]}", what, f"write a number above {now}")
-            )
+            faults.append(not_more_rows(rows, _GOALS[rows], now, more.new))
         found.append(more)
     raise_faults("this model cannot grow like that", faults)
     return found

@@ -42,6 +42,7 @@ from ...errors import Fault
 from ...models.attempts import attempted
 from ...models.calls import Call, Trace
 from ...models.kinds import is_batch_norm, is_norm
+from ...rules.axes import nearest_copies
 from ..draft import Draft, DraftEntry
 
 Place = tuple[str, int]
@@ -288,9 +289,8 @@ def _without_gain(norm: nn.Module | None) -> int:
 
 def centred_fault(where: str, kind: str, base: int, wide: int) -> Fault:
     """Why a norm that subtracts the mean cannot have zeros, and the sizes that it can have."""
-    k = wide // base
     what = f"{kind} over {base} -> {wide}: zeros would change its mean, so only whole multiples are exact"
-    nearest = f"nearest: {base * k} (x{k}), {base * (k + 1)} (x{k + 1}); ffn and heads may grow by any amount"
+    nearest = f"nearest: {nearest_copies(base, wide)}; ffn and heads may grow by any amount"
     return Fault("axis.padding_changes_mean", where, what, nearest)
 
 
