@@ -229,9 +229,7 @@ def test_one_expert_for_a_token_is_fine_where_its_weight_is_not_renormalised():
     assert found.wide_config["num_experts_per_tok"] == 1
 
 
-@pytest.mark.parametrize(
-    "text", ["experts=8", "experts=8,top_k=2", "into=glm4_moe", "experts=0,top_k=2,expert_ffn=8"]
-)
+@pytest.mark.parametrize("text", ["experts=8,top_k=2", "into=glm4_moe", "experts=0,top_k=2,expert_ffn=8"])
 def test_a_goal_that_is_not_whole_is_refused(text):
     with refused("goal.to_not_readable", where=text):
         family_plan(LLAMA, to=text)
@@ -434,8 +432,9 @@ def test_copies_of_experts_share_the_tokens(kind):
     seen = family.evidence
     assert seen.steps == 0, "training is not the base's"
     assert max(seen.worst_gradient, seen.worst_step) < 1e-9 < 1e-3 < seen.control
-    assert seen.kept is not None and seen.kept > 0.9
-    assert seen.jump is not None and seen.jump < 0.1
+    assert seen.kept is not None
+    assert seen.jump is not None
+    assert seen.kept > 0.9 > 0.1 > seen.jump
     assert FamilyPlan.from_json(family.to_json()) == family
 
 

@@ -6,11 +6,14 @@ that has no copies has the base's gradient, and the gradients of copies add up t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from ..models.chosen import Call, kept_experts
 from ..models.names import named_tensors, unwrap
 from ..plans.plan import Plan
 from ..rules.noise_defaults import APART
@@ -18,11 +21,57 @@ from .kinds import SplitNoise
 from .resolve import resolve_noise
 from .resolved import NoisePlan
 
+Call = Callable[[nn.Module], object]
 _FAR = 1e5
 """How long the vector is here, in root mean squares of the router's rows. One token in about 100,000 lies between copies then, and
 scores in float64 keep eleven digits."""
 DRAWS = 4
 """How many vectors are tried: with 24,000 tokens, in all layers together, one in four has a token between copies."""
+
+
+class _Recorded(TorchFunctionMode):
+    """Keeps what `topk` chose among so many scores."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.found: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") == "topk" and args[0].shape[-1] == self.count:
+            self.found.append(result[1].detach().reshape(-1, result[1].shape[-1]))
+        return result
+
+
+def chosen_experts(model: nn.Module, call: Call, experts: int) -> list[Tensor]:
+    """The experts of every token, in every call that chooses among so many; a row for each token.
+
+    >>> router = nn.Linear(2, 3, bias=False)
+    >>> _ = router.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]]))
+    >>> x = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> [found.tolist() for found in chosen_experts(router, lambda model: model(x).topk(1), 3)]
+    [[[0], [1]]]
+    """
+    with torch.no_grad(), _Recorded(experts) as recorded:
+        call(model)
+    found: list[Tensor] = recorded.found
+    return found
+
+
+def kept_experts(base: nn.Module, wide: nn.Module, call: Call, experts: int, copies: int) -> float | None:
+    """The share of tokens that go to copies of the experts that they went to, over all calls; None where none was seen.
+
+    Copies of expert e of the base are experts k·e to k·e + k-1.
+    """
+    before, after = chosen_experts(base, call, experts), chosen_experts(wide, call, experts * copies)
+    if not before or [one.shape for one in before] != [one.shape for one in after]:
+        return None
+    pairs = zip(before, after, strict=True)
+    same = [(a.sort().values == (b // copies).sort().values).all(-1) for a, b in pairs]
+    return float(torch.cat(same).double().mean())
 
 
 def far_apart(plan: Plan, base: nn.Module, seed: int = 0) -> NoisePlan | None:
@@ -40,6 +89,12 @@ def share_kept(plan: Plan, base: nn.Module, wide: nn.Module, call: Call) -> floa
     """The share of tokens that keep their experts in the wide model; None for a plan that parts no tokens."""
     axes = [entry.axes[entry.chosen] for entry in plan.tensors.values() if entry.chosen is not None]
     return kept_experts(base, wide, call, axes[0].base, int(axes[0].k)) if axes else None
+
+
+def kept_tokens(plan: Plan, base: nn.Module, wide: nn.Module, call: Call) -> dict[str, float]:
+    """The same as an entry of a record; empty where there is nothing to say."""
+    kept = share_kept(plan, base, wide, call)
+    return {} if kept is None else {"kept": kept}
 
 
 def _times(std: object) -> float:

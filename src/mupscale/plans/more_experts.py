@@ -41,7 +41,7 @@ ADMITTED_BY_BIAS = "they are copies of trained experts, and no token goes to the
 ExpertsWay = Literal["asleep", "apart"]
 
 
-def more_experts_plan(base: nn.Module, more: nn.Module, experts: tuple[int, int], groups: int = 1) -> Plan:
+def more_experts_plan(base: nn.Module, wide: nn.Module, experts: tuple[int, int], groups: int = 1) -> Plan:
     """The plan from a mixture to one with more experts and the same number for each token; nothing has proved it yet.
 
     `experts` are the numbers before and after, `groups` how many groups experts stand in, each of which gets as many more.
@@ -55,7 +55,7 @@ def more_experts_plan(base: nn.Module, more: nn.Module, experts: tuple[int, int]
     ('out: 4x2', '1', '1/2', 0)
     """
     old = {name: tensor for name, _, tensor in named_tensors(base)}
-    new, ties = unique_tensors(more)
+    new, ties = unique_tensors(wide)
     grown = {name: _grown(old.get(name), tensor, experts) for name, (_, tensor) in new.items()}
     faults = [
         Fault(

@@ -112,13 +112,8 @@ def verify(
             chosen = infer_plan(start.model, model, declared=checked)
         except Undecided:
             chosen = _searched(start, model, step, loss, checked)
-    if chosen.parts_tokens and step is not None:
-        what = "each copy of an expert gets a part of its tokens, so its steps are not the base's"
-        remedy = "write loss= in place of step="
-        raise_faults(
-            "steps of these runs cannot be compared",
-            [Fault("proof.steps_with_parted_tokens", "step", what, remedy)],
-        )
+    if step is not None:
+        _refuse_parted_tokens(chosen)
     need = memory(start, chosen, dtype)
     _LOG.info("verify: two copies in %s, about %.2f GB", str(dtype).removeprefix("torch."), need / 1e9)
     measuring = _Copies(
@@ -135,6 +130,14 @@ def verify(
     )
     with lifted_casts(start.model) if dtype == torch.float64 else nullcontext():
         return measuring.certificate(need)
+
+
+def _refuse_parted_tokens(plan: Plan) -> None:
+    """Raise where copies of an expert share its tokens: steps of such a run are not the base's."""
+    if plan.parts_tokens:
+        what = "each copy of an expert gets a part of its tokens, so its steps are not the base's"
+        fault = Fault("proof.steps_with_parted_tokens", "step", what, "write loss= in place of step=")
+        raise_faults("steps of these runs cannot be compared", [fault])
 
 
 def _searched(

@@ -17,7 +17,7 @@ from ...errors import Fault, raise_faults
 from ...models.build import Make, build
 from ...models.example_loss import ExampleInputs
 from ...models.names import named_tensors
-from ...noise.apart import share_kept
+from ...noise.apart import kept_tokens
 from ...noise.auto import AutoNoise, wrong_auto
 from ...noise.kinds import EXAMPLES, NewUnits, Noise, SignalNoise, SplitNoise, wrong_noise
 from ...noise.resolve import resolve_noise, unused_seed
@@ -123,16 +123,11 @@ def upscale(
     set_rates_(grown)
     jumping = isinstance(waking, AutoNoise) and waking.may_jump
     less = "write AutoNoise(), which takes less" if jumping else less_of(sized)
-    losses = None if loss is None else _losses(loss, start.model, grown.model, seed, choice, less)
-    kept = None if loss is None else share_kept(chosen, start.model, grown.model, loss)
-    if losses is not None and kept is not None:
-        losses["kept"] = kept
+    losses = None if loss is None else _losses(loss, start.model, grown.model, chosen, seed, choice, less)
     if wakes is not None:
         given = plan is not None or by == "padded"
         check_woken(losses, grown.model, chosen, resolved, proof.get("unlearned", ()), given)
-    _LOG.info(
-        "%s%s", _summary(chosen, losses), "" if kept is None else f"; {kept:.1%} of tokens keep their experts"
-    )
+    _LOG.info("%s", _summary(chosen, losses))
     begin_stage_(grown.schedulers, step_cost)
     provenance = grown.provenance.noting(
         **hand_over_(start, grown, direction, proof, new_rate=lr is not None),
@@ -234,11 +229,22 @@ def _summary(plan: Plan, losses: dict[str, float] | None) -> str:
         parts.append("by new blocks: " + ", ".join(f"{new} like {like}" for new, like in blocks.items()))
     parts = parts or ["by new tensors"]
     after = "" if losses is None else f"; loss {losses['before']:.6g} before, {losses['after']:.6g} after"
-    return f"grown {', '.join(parts)}{after}"
+    kept = (
+        ""
+        if losses is None or "kept" not in losses
+        else f"; {losses['kept']:.1%} of tokens keep their experts"
+    )
+    return f"grown {', '.join(parts)}{after}{kept}"
 
 
 def _losses(
-    loss: Loss, base: nn.Module, wide: nn.Module, seed: int, choice: ChosenNoise | None, less: str
+    loss: Loss,
+    base: nn.Module,
+    wide: nn.Module,
+    plan: Plan,
+    seed: int,
+    choice: ChosenNoise | None,
+    less: str,
 ) -> dict[str, float]:
     """The loss before and after noise, for the provenance; warns if it jumps, or rises by more than was asked for.
 
@@ -254,4 +260,4 @@ def _losses(
         warnings.warn(
             f"no size was found that costs {choice.rise:.0%} of what was learned; {choice}", stacklevel=3
         )
-    return {"before": before, "after": after}
+    return {"before": before, "after": after, **kept_tokens(plan, base, wide, loss)}
