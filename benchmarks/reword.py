@@ -4,11 +4,12 @@ In a copy of the repository, words in the messages of some refusals are spelled 
 `MupscaleError` claims. Codes, places, values and remedies stay. Then the pages are generated again, and the tests that the
 change can touch run there.
 
-    python benchmarks/reword.py [--messages 25] [--seed 0] [--whole] [--control]
+    python benchmarks/reword.py [--messages 25] [--seed 0] [--whole] [--control] [--workers 2]
 
 The last line is `messages=N pages=P failed=F`: messages that were changed, generated pages that differ, and tests that fail. The
-exit code is 1 when a page other than docs/refusals.md differs or a test fails. With --control one code is changed as well, and the
-exit code is 1 unless a test fails. --whole runs every test instead of those that import a changed file.
+exit code is 1 when a page other than docs/refusals.md differs or a test fails. With --control one code is changed as well, the tests
+that name it run first and up to the first failure, and the exit code is 1 unless one fails and says so. --whole runs every test
+instead of those that import a changed file.
 """
 
 from __future__ import annotations
@@ -93,8 +94,9 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         copy = Path(folder) / "mupscale"
         subprocess.run(["git", "clone", "--quiet", ROOT, copy], check=True)
         environment = {
-            "PYTHONPATH": f"{copy / 'src'}:{copy}",
             "MUPSCALE_DATA": str(ROOT.parent / "shared/data"),
+            **os.environ,
+            "PYTHONPATH": f"{copy / 'src'}:{copy}",
         }
 
         def call(*words: str) -> subprocess.CompletedProcess[str]:
@@ -104,7 +106,7 @@ def measure(chosen: argparse.Namespace) -> Outcome:
                 capture_output=True,
                 text=True,
                 check=False,
-                env={**os.environ, **environment},
+                env=environment,
             )
 
         changed = change(copy, chosen.messages, chosen.seed)
@@ -116,14 +118,20 @@ def measure(chosen: argparse.Namespace) -> Outcome:
         call(sys.executable, "docs/generate.py")
         pages = call("git", "diff", "--name-only", "--", "*.md").stdout.split()
         line = call(sys.executable, ".ci/touched.py", "HEAD").stdout.splitlines()[0]
-        tests = call(*(["python", "-m", "pytest", "-n", "2"] if chosen.whole else line.split()))
+        files = [] if chosen.whole else [word for word in line.split() if word.startswith(("tests", "src"))]
+        how = ["-n", str(chosen.workers), "--dist", "loadfile"]
+        if chosen.control:
+            naming = set(call("git", "grep", "-l", CONTROL[1], "--", "tests").stdout.split())
+            files, how = sorted(files, key=lambda file: file not in naming), ["-x"]
+        tests = call(sys.executable, "-m", "pytest", *how, *files)
         print(tests.stdout[-6000:])
         failed = [line for line in tests.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
         if tests.returncode not in (0, 1) or (tests.returncode == 1 and not failed):
             return Outcome("", [f"pytest ended with {tests.returncode}: {tests.stderr[-2000:]}"])
     last = f"messages={len(changed)} pages={len(pages)} failed={len(failed)}"
     if chosen.control:
-        return Outcome(last, [] if failed else ["a changed code is not noticed by any test"])
+        noticed = failed and CONTROL[2] in tests.stdout
+        return Outcome(last, [] if noticed else ["a changed code is not noticed by any test"])
     wrong = [f"{page} differs" for page in pages if page != PAGE]
     return Outcome(last, [*wrong, *failed])
 
@@ -136,6 +144,7 @@ if __name__ == "__main__":
             option("--seed", type=int, default=0, help="which ones"),
             option("--whole", action="store_true", help="run every test"),
             option("--control", action="store_true", help="also change a code, which must be noticed"),
+            option("--workers", type=int, default=2, help="tests that run side by side (default: 2)"),
             doc=__doc__,
         )
     )

@@ -4,6 +4,7 @@ methods."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Literal
 
 import torch
@@ -52,7 +53,8 @@ def _with_new_units(setting: Setting, base: mu.Run, spec: Spec, loss: Loss) -> m
     def make() -> torch.nn.Module:
         return setting.build(spec.width)
 
-    plan = None if spec.centred else mu.infer_plan(base.model, make, loss=loss, by="units")
+    assert spec.start is not None
+    plan = None if spec.centred else _plan_of_units(setting, spec.start.width, spec.width)
     run = mu.upscale(base, make, noise, by="units", loss=loss, plan=plan, seed=spec.seed)
     if spec.state == "empty":
         run.optimizer.state.clear()
@@ -61,6 +63,14 @@ def _with_new_units(setting: Setting, base: mu.Run, spec: Spec, loss: Loss) -> m
         for group in run.optimizer.param_groups:
             group["lr"], group["weight_decay"] = rates
     return run
+
+
+@cache
+def _plan_of_units(setting: Setting, narrow: int, wide: int) -> mu.Plan:
+    """The plan between two widths, found once; `upscale` proves it on the base of every run."""
+    return mu.plans.plan_between(
+        setting.build, narrow, wide, loss=lambda model: setting.loss(model, 0, 0), by="units"
+    )
 
 
 def _lose_units_(run: mu.Run, plan: mu.Plan) -> None:

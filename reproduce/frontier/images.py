@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data import Images, images
-from ..resnet.setting import EDGE, setting
+from ..resnet.setting import BATCH, EDGE, setting
 from ..setting import Setting
 
 WATCHED = 500
@@ -23,7 +23,9 @@ MEASURED = 2000
 """Training images of the loss at the end."""
 
 
-def task(data: Callable[[], Images] = lambda: images("cifar10", edge=EDGE), reference: int = 8) -> Setting:
+def task(
+    data: Callable[[], Images] = lambda: images("cifar10", edge=EDGE), reference: int = 8, size: int = BATCH
+) -> Setting:
     """The setting."""
 
     def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> float:
@@ -48,16 +50,16 @@ def task(data: Callable[[], Images] = lambda: images("cifar10", edge=EDGE), refe
         known = data()
         return {"choose": loss_of(model, known.x_held[:WATCHED], known.y_held[:WATCHED])}
 
-    return replace(setting(reference=reference, stem=2, data=data), measure=measure, watch=watch)
+    return replace(setting(reference=reference, stem=2, data=data, size=size), measure=measure, watch=watch)
 
 
 @cache
-def made_up(count: int = 512) -> Images:
+def made_up(count: int = 256) -> Images:
     """Images of ten colours with noise: for tests, without any file."""
     drawn = torch.Generator().manual_seed(0)
     y = torch.randint(10, (count + count // 4,), generator=drawn)
     colours = torch.randint(60, 200, (10, 3, 1, 1), generator=drawn)
-    x = (colours[y] + torch.randint(-40, 40, (len(y), 3, 32, 32), generator=drawn)).byte()
+    x = (colours[y] + torch.randint(-40, 40, (len(y), 3, 16, 16), generator=drawn)).byte()
     padded = F.pad(x[:count], (EDGE,) * 4)
     mean, spread = torch.full((3, 1, 1), 128.0), torch.full((3, 1, 1), 50.0)
     return Images(padded, y[:count], x[count:], y[count:], mean, spread)

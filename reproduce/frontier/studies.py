@@ -13,7 +13,7 @@ from . import images, text
 from .sizes import HERE, IMAGES, LAYERNORM, SMOKE, SMOKE_IMAGES, SMOKE_TEXT, TEXT, Sizes
 from .spec import Spec
 from .task import made_up, task
-from .train import Trainer
+from .train import BATCHES, Trainer
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,15 @@ class Study:
     """The file in which another study stores runs of the same model, under its number of layers."""
     nats: bool = False
     """Whether losses are compared by their difference; else by their ratio."""
+    batches: int = BATCHES
+    """Training batches of the losses around growth, and of the proof."""
 
     def trainer(self, results: Path = RESULTS, cache: Path = CACHE / "reproduce") -> Trainer:
         """Weights are kept in a folder with the name of the store."""
         path = results / self.file
         other = None if self.elsewhere is None else Store(results / self.elsewhere)
         same = None if other is None else lambda spec: other.known(spec.with_layers(text.LAYERS).key)
-        return Trainer(Store(path), cache / path.stem, self.setting, elsewhere=same)
+        return Trainer(Store(path), cache / path.stem, self.setting, elsewhere=same, batches=self.batches)
 
 
 STUDIES: Mapping[str, Study] = {
@@ -56,19 +58,27 @@ STUDIES: Mapping[str, Study] = {
 SMALLEST: Mapping[str, Study] = {
     study.name: study
     for study in (
-        Study("mlp", "frontier.jsonl", SMOKE, lambda spec: task(spec.layers, made_up, SMOKE.reference)),
+        Study(
+            "mlp",
+            "frontier.jsonl",
+            SMOKE,
+            lambda spec: task(spec.layers, made_up, SMOKE.reference),
+            batches=2,
+        ),
         Study(
             "text",
             "frontier_text.jsonl",
             SMOKE_TEXT,
-            lambda spec: text.task(text.made_up, SMOKE_TEXT.reference, measured=1),
+            lambda spec: text.task(text.made_up, SMOKE_TEXT.reference, measured=1, held_rows=8),
             nats=True,
+            batches=1,
         ),
         Study(
             "images",
             "frontier_images.jsonl",
             SMOKE_IMAGES,
-            lambda spec: images.task(images.made_up, SMOKE_IMAGES.reference),
+            lambda spec: images.task(images.made_up, SMOKE_IMAGES.reference, size=64),
+            batches=1,
         ),
     )
 }

@@ -19,7 +19,9 @@ from ..setting import Setting
 WORDS, CONTEXT, ROWS, LAYERS, HEAD = 1024, 64, 8, 2, 16
 """The size of the vocabulary, tokens of a window, windows of a batch, layers, and the size of a head."""
 WATCHED, MEASURED = 4, 16
-"""Batches of 64 windows that a point of a curve and the end of a run are measured on."""
+"""Batches that a point of a curve and the end of a run are measured on."""
+HELD = 64
+"""Windows of each of them."""
 CONSTANTS = {"betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
 
 Tokens = tuple[Tensor, Tensor]
@@ -79,6 +81,7 @@ def task(
     reference: int = 32,
     measured: int = MEASURED,
     build: Callable[[int], nn.Module] = llama,
+    held_rows: int = HELD,
 ) -> Setting:
     """The setting."""
 
@@ -91,7 +94,7 @@ def task(
 
     def mean(model: nn.Module, part: Tensor, count: int, first: int) -> float:
         with torch.no_grad():
-            found = [loss_of(model, _windows(part, 64, 900_000_000 + first + i)) for i in range(count)]
+            found = [loss_of(model, _windows(part, held_rows, 900_000_000 + first + i)) for i in range(count)]
         return float(torch.stack(found).mean())
 
     def measure(model: nn.Module) -> dict[str, float]:

@@ -83,6 +83,7 @@ class Trainer:
     """Where the same runs may be stored by another study."""
     say: Callable[[str], object] = print
     save_every: float = SAVE_EVERY
+    batches: int = BATCHES
 
     @cached_property
     def settings(self) -> dict[tuple[int, int, int], Setting]:
@@ -192,17 +193,29 @@ class Trainer:
         base = self._trained(spec.start, spec.at)
         phase = self.phase(spec)
         first = phase.first
-        before = _losses(setting, base, spec, first)
+        before = self._losses(setting, base, spec, first)
         if not spec.grows:
             mu.set_lr_(base.optimizer, spec.lr)
             return base, {"noise": {"before": before}}
         run = self.grow(
-            setting, base, spec, phase.steps, lambda model: _next_batches(setting, model, spec.seed, first)
+            setting, base, spec, phase.steps, lambda model: self._next_batches(setting, model, spec, first)
         )
         fresh = setting.fresh(spec.width, spec.lr, spec.seed)
-        after, untrained = (_losses(setting, each, spec, first) for each in (run, fresh))
+        after, untrained = (self._losses(setting, each, spec, first) for each in (run, fresh))
         chosen = {"t": run.provenance["auto"]["t"]} if spec.by_rule else {}
         return run, {"noise": {"before": before, "after": after, "untrained": untrained, **chosen}}
+
+    def _losses(self, setting: Setting, run: mu.Run, spec: Spec, first: int) -> dict[str, float]:
+        """The held-out loss, and that of the next training batches, as a user would measure it around growth."""
+        assert setting.watch is not None
+        batches = measured(
+            lambda model: self._next_batches(setting, model, spec, first), run.model, spec.seed
+        )
+        return {"choose": rounded(setting.watch(run.model)["choose"]), "train": rounded(batches)}
+
+    def _next_batches(self, setting: Setting, model: nn.Module, spec: Spec, first: int) -> Tensor:
+        steps = range(first, first + self.batches)
+        return torch.stack([setting.loss(model, step, spec.seed) for step in steps]).mean()
 
     def _trained(self, spec: Spec, at: float) -> mu.Run:
         """A run as it was at a share of its steps, from the cache or trained again."""
@@ -237,14 +250,3 @@ class Trainer:
         }
         torch.save({"parts": parts, "progress": {} if progress is None else vars(progress)}, unfinished)
         unfinished.replace(path)
-
-
-def _losses(setting: Setting, run: mu.Run, spec: Spec, first: int) -> dict[str, float]:
-    """The held-out loss, and that of the next training batches, as a user would measure it around growth."""
-    assert setting.watch is not None
-    batches = measured(lambda model: _next_batches(setting, model, spec.seed, first), run.model, spec.seed)
-    return {"choose": rounded(setting.watch(run.model)["choose"]), "train": rounded(batches)}
-
-
-def _next_batches(setting: Setting, model: nn.Module, seed: int, first: int) -> Tensor:
-    return torch.stack([setting.loss(model, step, seed) for step in range(first, first + BATCHES)]).mean()

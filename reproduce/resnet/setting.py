@@ -82,8 +82,9 @@ def setting(
     watched: int | None = None,
     device: str = "cpu",
     data: Callable[[], Images] | None = None,
+    size: int = BATCH,
 ) -> Setting:
-    """The setting on so many images, or on those that `data` gives.
+    """The setting on so many images, or on those that `data` gives, with batches of a size.
 
     `stem` 2 halves them in the first layer, which quarters the cost.
     """
@@ -99,8 +100,8 @@ def setting(
 
     def batch(step: int, seed: int) -> tuple[Tensor, Tensor]:
         known = known_images()
-        epoch, place = divmod(step, len(known.y) // BATCH)
-        chosen = order(epoch, seed)[place * BATCH : (place + 1) * BATCH]
+        epoch, place = divmod(step, len(known.y) // size)
+        chosen = order(epoch, seed)[place * size : (place + 1) * size]
         generator = torch.Generator().manual_seed(1_000_000 * (seed + 1) + step)
         return known.normal(augmented(known.x[chosen], generator)), known.y[chosen]
 
@@ -127,7 +128,7 @@ def setting(
         return {"loss": measured(model, known.normal(inside), known.y)[0], **held_out(model, None)}
 
     def inputs() -> Any:
-        return torch.zeros(BATCH, 3, 32, 32)
+        return torch.zeros(size, 3, 32, 32)
 
     return Setting(
         "resnet_sgd",
@@ -139,7 +140,7 @@ def setting(
         CONSTANTS,
         watch=lambda model: held_out(model, watched),
         inputs=inputs,
-        batch=BATCH,
+        batch=size,
         device=device,
         shapes_tell=False,
     )
