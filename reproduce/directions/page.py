@@ -12,7 +12,7 @@ from ..frontier.choose import Arm, Known
 from ..frontier.spec import Spec
 from ..frontier.train import Result
 from ..store import RESULTS, Store
-from .arms import ARMS, DEEP, LARGER, Sizes, arm, base
+from .arms import ARMS, DEEP, LARGER, MIXTRAL, MIXTURE, Sizes, arm, base
 
 FILE = "directions.jsonl"
 OURS = ("ours", "copied_readers")
@@ -121,7 +121,13 @@ def stored_section() -> str:
         return store.known(spec.key)
 
     return "\n".join(
-        part for part in (section(known, Sizes()), depth_section(known, Sizes(), LARGER)) if part
+        part
+        for part in (
+            section(known, Sizes()),
+            depth_section(known, Sizes(), LARGER),
+            mixture_section(known, MIXTURE),
+        )
+        if part
     )
 
 
@@ -144,6 +150,31 @@ def depth_section(known: Known, sizes: Sizes, larger: Sizes) -> str:
         about += f" At width {larger.width} all three have it."
     told = fill(" ".join(_apart(known, each) for each in kept), 120)
     return "\n".join(["### The order of new layers", "", fill(about, 120), "", *rows, "", told, ""])
+
+
+def mixture_section(known: Known, sizes: Sizes) -> str:
+    """What a mixture may become, beside each other on every seed; "" while a run is missing."""
+    seeds = (sizes.tuning_seed, *sizes.seeds)
+    rows = []
+    for name in sizes.arms:
+        chosen = arm(known, sizes, name).chosen
+        found = [None if chosen is None else known(chosen.with_seed(seed)) for seed in seeds]
+        ended = [one for one in found if one is not None and one["held"] is not None]
+        if chosen is None or len(ended) < len(seeds):
+            return ""
+        rise = f"{_rise(ended[0]):+.4f}" if chosen.grows else ""
+        ends = " | ".join(f"{one['held']:.4f}" for one in ended)
+        steps = f"{ended[0]['steps']:,}"
+        rows.append(f"| {ARMS[name].label} | {rise} | {ends} | 2^{log2(chosen.lr):g} | {steps} |")
+    about = (
+        f"The base is a stock Mixtral of width {sizes.width} with {sizes.layers} layers and {MIXTRAL} experts, of which a token takes two, "
+        f"trained with {sizes.budget:.3g} FLOPs until its rate is zero. Each row spends as many again, without a balance loss; seed "
+        f"{sizes.tuning_seed} chose the better of two rates. Rises are those of the held-out loss at growth, on that seed. What is published "
+        "begins with an empty optimizer; our ways carry its state."
+    )
+    names = " | ".join(f"ends at, seed {seed}" for seed in seeds)
+    table = [f"| | rises by | {names} | rate | steps |", "|---" * (len(seeds) + 4) + "|", *rows]
+    return "\n".join(["### More experts for a mixture", "", fill(about, 120), "", *table, ""])
 
 
 def _apart(known: Known, sizes: Sizes) -> str:
