@@ -12,7 +12,8 @@ from ..frontier.choose import Arm, Known
 from ..frontier.spec import Spec
 from ..frontier.train import Result
 from ..store import RESULTS, Store
-from .arms import ARMS, DEEP, LARGER, MIXTRAL, MIXTURE, Sizes, arm, base
+from .arms import ARMS, DEEP, LARGER, MIXTURE, Sizes, arm, base
+from .models import MIXTRAL
 
 FILE = "directions.jsonl"
 OURS = ("ours", "copied_readers")
