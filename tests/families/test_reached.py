@@ -160,3 +160,12 @@ def test_a_tower_alone_writes_less_in_its_small_copy():
         "deepstack_visual_indexes": [0],
     }
     assert as_data(small(raw)[1])["out_hidden_size"] == 56
+
+
+def test_an_encoder_of_images_runs_alone_on_patches_and_their_grid():
+    eye = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 32}
+    more = {"num_position_embeddings": 16, "deepstack_visual_indexes": [0], "patch_size": 2}
+    model, config = small({"model_type": "qwen3_vl_vision", **eye, **more})
+    batch = batch_for(model, config)
+    assert batch["grid_thw"].tolist() == [[1, 4, 4]] * 3
+    assert "blocks.0.attn.qkv.weight" in gradients(model, batch)

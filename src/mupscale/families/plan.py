@@ -31,7 +31,7 @@ from .config.nested import edits, following, nested_configs, with_edits
 from .copy.lift import Tensors
 from .copy.losses import NoBatchError
 from .copy.reached import TOKENS
-from .copy.shrink import count, goals_of, growth, growth_of, shrunk
+from .copy.shrink import TOO_LARGE, count, goals_of, growth, growth_of, shrunk
 from .copy.small_search import search_small
 from .copy.trial import End
 from .models import (
@@ -214,8 +214,13 @@ def _found_on_copy(chain: Chain, width: Width, wide: Tensors, centred: bool) -> 
 
     try:
         return searched(gently=False, centred=centred)
-    except NoBatchError:  # a model may build at sizes at which it does not run
-        return searched(gently=True, centred=centred)
+    except NoBatchError as error:  # a model may build at sizes at which it does not run
+        try:
+            return searched(gently=True, centred=centred)
+        except MupscaleError as larger:
+            if larger.code != TOO_LARGE:
+                raise
+            raise error from None
 
 
 def _evidence(base: Config, cls: Any, copy: _Copy, worst: float, started: float) -> Evidence:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from ..models import quiet
 
 Batch = dict[str, Any]
+GRID = "grid_thw"
+"""The argument of an encoder of images that runs alone: how many patches each image has."""
 SIDE = 4
 """Patches along each side of an image that is given as patches: two merged ones for models that merge 2 x 2."""
 
@@ -26,10 +28,12 @@ def images(
     channels = merged.get("num_channels", merged.get("in_channels", merged.get("in_chans", 3)))
     channels = channels if type(channels) is int else 3
     patch = merged.get("patch_size")
-    if type(patch) is int and "image_grid_thw" in accepted:
+    grid = next((name for name in ("image_grid_thw", GRID) if name in accepted), None)
+    if type(patch) is int and grid is not None:
         entries = channels * int(merged.get("temporal_patch_size", 1)) * patch * patch
         pixels = _random((number * SIDE * SIDE, entries), generator)
-        yield {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, SIDE, SIDE]] * number)}
+        name = "pixel_values" if "pixel_values" in accepted else "hidden_states"
+        yield {name: pixels, grid: torch.tensor([[1, SIDE, SIDE]] * number)}
         return
     if type(patch) is int and "spatial_shapes" in accepted:
         yield {

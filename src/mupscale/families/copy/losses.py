@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from ...errors import MupscaleError
 from ...proofs.identity import Loss
-from ..config.fields import FIELDS
+from ..config.fields import FIELDS, first
 from ..config.nested import nested_configs
 from ..models import Config, as_data, quiet
 from ..types.rows import row_for
-from .images import Batch, beside_text, images
+from .images import GRID, Batch, beside_text, images
 
 _BATCH, _LENGTH = 3, 11
+_EMBEDDED = ("inputs_embeds", "hidden_states")
 _MASKS = ("input_features_mask", "feature_attention_mask")
 
 
@@ -58,7 +59,7 @@ def batches(model: nn.Module, config: Config, seed: int = 0) -> Iterator[Batch]:
     if "input_features" in accepted and "input_ids" in accepted:
         heard = _masked(accepted, merged, generator)
         yield from _beside_text(model, {**base, "input_ids": ids}, heard, merged, "audio")
-    if "pixel_values" in accepted:
+    if accepted & {"pixel_values", GRID}:
         seen = list(images(accepted, merged, _BATCH, generator))
         if "input_ids" in base:
             yield from _beside_text(model, base, seen, merged, "image")
@@ -67,6 +68,13 @@ def batches(model: nn.Module, config: Config, seed: int = 0) -> Iterator[Batch]:
         yield {**base, **option}
     if "pixel_values" in accepted and main == "input_ids":
         yield base
+    needed = [name for name in _EMBEDDED if name in accepted]
+    stream = first(merged, "hidden")
+    if needed and stream is not None:  # a part of a larger model, which gets what another part computed
+        yield {
+            **base,
+            needed[0]: torch.randn(_BATCH, _LENGTH, stream, generator=generator, dtype=torch.float64),
+        }
 
 
 def _beside_text(

@@ -42,6 +42,7 @@ Growth = dict[str, set[tuple[tuple[int, bool], ...]]]
 
 LARGEST = 60_000_000
 """Parameters of the grown copy, above which a model is refused: 0.5 GB in float64, and as much for gradients and for what is expected of them."""
+TOO_LARGE = "family.small_copy_too_large"
 
 # Sizes of the copy, chosen by hand and tried in this order until a model builds. 44 and 56 come first because
 # they equal no other size of a usual copy, so its shapes show which width an axis has; the rest are for
@@ -112,7 +113,7 @@ def shrunk(config: Config, goal: Goal, cls: Any, kept: Growth, gently: bool = Fa
         raise MupscaleError(
             f"the smallest copy of this configuration that keeps its blocks has {size / 1e6:.0f} M parameters when "
             f"grown, too many to test in float64 (limit {LARGEST / 1e6:.0f} M)",
-            code="family.small_copy_too_large",
+            code=TOO_LARGE,
         )
     return small
 
