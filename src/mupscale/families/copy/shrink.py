@@ -251,6 +251,10 @@ def _fewer_layers(path: Path, layers: int) -> Any:
         for key, value in part.items():
             counts = FIELDS["layers"].has(key) or FIELDS["stages"].has(key)
             if counts and type(value) is int and value > layers:
+                places = _fewer_places(part, value, layers) if FIELDS["stages"].has(key) else {}
+                if places is None:
+                    continue
+                changed |= {(*path, name): new for name, new in places.items()}
                 changed[(*path, key)] = layers
                 for other, entries in part.items():
                     if isinstance(entries, list) and len(entries) == value:
@@ -259,6 +263,26 @@ def _fewer_layers(path: Path, layers: int) -> Any:
         return changed
 
     return option
+
+
+def _fewer_places(part: Mapping[str, Any], now: int, layers: int) -> dict[str, Any] | None:
+    """The lists that say by numbers which layers are special, in fewer layers; None where not both kinds would be left.
+
+    >>> eye = {"depth": 27, "deepstack_visual_indexes": [8, 16, 24]}
+    >>> _fewer_places(eye, 27, 4), _fewer_places(eye, 27, 3)
+    ({'deepstack_visual_indexes': [1, 2, 3]}, None)
+    """
+    found = {
+        name: len(value)
+        for name, value in part.items()
+        if isinstance(value, list)
+        and name.endswith(("indexes", "indices", "idxs", "blocks", "layers"))
+        and len(value) < now
+        and all(type(v) is int and 0 <= v < now for v in value)
+    }
+    if any(number >= layers for number in found.values()):
+        return None
+    return {name: [*range(layers - number, layers)] for name, number in found.items()}
 
 
 def _fewer_stages(part: Mapping[str, Any], now: int, layers: int) -> dict[str, Any]:
