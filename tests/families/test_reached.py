@@ -42,7 +42,7 @@ def small(raw, gently=False):
     """The small copy of a configuration, with random weights."""
     config, goal = config_from(raw), Goal({"every": 2})
     cls = model_class(config)
-    copy = shrunk(config, goal, cls, growth_of(config, goal, cls), gently)
+    copy = shrunk(config, goal, cls, growth_of(config, goal, cls), gently).config
     return factory(cls)(copy), copy
 
 
@@ -169,3 +169,58 @@ def test_an_encoder_of_images_runs_alone_on_patches_and_their_grid():
     batch = batch_for(model, config)
     assert batch["grid_thw"].tolist() == [[1, 4, 4]] * 3
     assert "blocks.0.attn.qkv.weight" in gradients(model, batch)
+
+
+SERIES = {
+    "model_type": "timesfm", "context_length": 32, "patch_length": 8, "horizon_length": 8, "hidden_size": 32, "head_dim": 8,
+    "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+}  # fmt: skip
+CLIPS = {
+    "model_type": "vjepa2", "crop_size": 32, "patch_size": 16, "frames_per_clip": 4, "hidden_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "pred_hidden_size": 24, "pred_num_attention_heads": 2, "pred_num_hidden_layers": 1,
+}  # fmt: skip
+ENTITIES = {
+    "model_type": "luke", "architectures": ["LukeForMaskedLM"], "vocab_size": 96, "entity_vocab_size": 96, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "entity_emb_size": 16,
+}  # fmt: skip
+SHOWN = {
+    "model_type": "video_llava", "text_config": TEXT, "vision_config": EYE, "image_token_index": 95,
+    "video_token_index": 94,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("raw", "given", "reached"),
+    [
+        (SERIES, {"past_values", "past_values_padding", "freq"}, "freq_emb"),
+        (CLIPS, {"pixel_values_videos"}, "encoder.embeddings"),
+        (ENTITIES, {"entity_ids", "entity_position_ids"}, "luke.entity_embeddings"),
+        (SHOWN, {"pixel_values", "pixel_values_videos"}, "model.video_tower"),
+    ],
+    ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "",
+)
+def test_an_argument_is_given_by_its_name(raw, given, reached):
+    config = config_from(raw)
+    model = factory(model_class(config))(config)
+    batch = batch_for(model, config)
+    assert given <= batch.keys()
+    assert any(name.startswith(reached) for name in gradients(model, batch))
+
+
+class Pooled(nn.Module):
+    """Torch's attention, whose output projection is read and never called, in a head that no output needs."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, width)
+        self.head = nn.MultiheadAttention(width, 2, batch_first=True)
+
+    def forward(self, x):
+        out = self.body(x)
+        self.head(out, out, out)
+        return {"out": out}
+
+
+def test_a_projection_that_attention_reads_without_a_call_is_unused():
+    model, batch = Pooled().double(), {"x": torch.randn(3, 5, 4)}
+    assert unused(model, batch, ["head.out_proj.weight"]) == {"head.out_proj.weight"}

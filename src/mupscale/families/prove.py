@@ -140,10 +140,9 @@ def _woken(copied: Copy) -> dict[str, float | None]:
     # Noise is drawn in float32, which casts that are lifted would make float64.
     wide = cast_(copied.wide(), torch.float64)
     fill_model_(wide, copied.base, Direction(copied.plan, noise=noise), in_place=True)
-    with lifted_casts(), torch.no_grad():
-        before, after = (float(copied.losses[0](model)) for model in (copied.base, wide))
+    with lifted_casts():
         kept = share_kept(copied.plan, copied.base, wide, copied.losses[0])
-    return {"jump": loss_gap(before, after), "kept": kept}
+    return {"jump": _gap(copied.losses[0], copied.base, wide), "kept": kept}
 
 
 def _without_means(plan: Plan) -> Plan:
@@ -156,8 +155,17 @@ def _moved(run: Run, copied: Copy, plan: Plan) -> float:
     """How far the loss moves in a copy that is filled by this plan, while it sleeps."""
     with lifted_casts(), torch.no_grad():
         wide = cast_(fill_model_(copied.wide(), run.model, Direction(plan)), torch.float64)
-        before, after = (float(copied.losses[_BEFORE](model)) for model in (run.model, wide))
-    return loss_gap(before, after)
+    return _gap(copied.losses[_BEFORE], run.model, wide)
+
+
+def _gap(loss: Loss, *models: nn.Module) -> float:
+    """How far a loss is from one model to another, under the same random numbers: some draw what they read even in eval mode."""
+    found = []
+    with lifted_casts(), torch.no_grad():
+        for model in models:
+            with forked(model, seed=0):
+                found.append(float(loss(model)))
+    return loss_gap(*found)
 
 
 def _control(run: Run, copied: Copy, step: Any, exact: tuple[float, ...]) -> float:
@@ -165,5 +173,8 @@ def _control(run: Run, copied: Copy, step: Any, exact: tuple[float, ...]) -> flo
     with lifted_casts():
         model = cast_(fill_model_(copied.wide(), run.model, Direction(copied.plan)), torch.float64)
         naive = Run(model, _adamw(model, copied.plan))
-        found = [step(naive, _BEFORE + i) for i in range(len(exact))]
+        found = []
+        for i in range(len(exact)):
+            with forked(model, seed=i):  # the random numbers of the run that it is compared with
+                found.append(step(naive, _BEFORE + i))
     return curve_gap(exact, found)

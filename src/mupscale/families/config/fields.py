@@ -90,6 +90,12 @@ FIELDS: Mapping[str, Meaning] = {
         r"^(n_layers?|num_(hidden_|encoder_|decoder_)?layers|encoder_(num_)?(hidden_)?layers|decoder_(num_)?(hidden_)?layers|"
         r"n_(encoder|decoder)_layers|layers|num_blocks|num_hidden_groups|num_conv_layers|num_encoder_blocks)$"
     ),
+    # Numbers of layers that no goal sets; a list has one for each stage.
+    "stages": Meaning(
+        r"^((encoder_|decoder_|pred_)?(depth|depths)|(num_)?(layers|blocks)_per_stage|(num_)?(pooler|predictor|pred|pred_hidden|"
+        r"bottleneck|text|vision|audio|conformer|transformer|residual|qformer|fpn|mixer|refiner|prenet|postnet)_(layers|blocks)|"
+        r"(text|vision|audio|pred)_num_hidden_layers|stage_num_blocks|stage_numb_of_layers|n_blocks)$"
+    ),
     "words": Meaning(
         r"^(vocab_size|.*_vocab_size|vocab_size_.*|n_vocab|n_words)$",
         main=("vocab_size", "n_vocab", "decoder_vocab_size"),

@@ -42,6 +42,11 @@ def growing_fields(data: Mapping[str, Any]) -> dict[str, list[str]]:
     return found
 
 
+def kept_first(value: Any, channels: Any) -> int:
+    """How many numbers of a field do not grow: the first of a list, where it is the number of channels of an image."""
+    return int(isinstance(value, list) and len(value) > 1 and value[0] == channels)
+
+
 def expert_fields(data: Mapping[str, Any]) -> list[str]:
     """The fields of one configuration that are multiplied with its experts; [] where a token does not choose among experts.
 
@@ -69,7 +74,7 @@ def edits(data: Mapping[str, Any], goal: Goal) -> dict[Path, Any]:
         row, own = row_for(str(part.get("model_type"))), goal.within(path)
         for width, fields in growing_fields(part).items():
             for name in fields:
-                if (new := _sized(part[name], width, own)) != part[name]:
+                if (new := _sized(part[name], width, own, part.get("num_channels"))) != part[name]:
                     changed[(*path, name)] = new
         multiple = own.size(EXPERTS, 1)
         changed |= {(*path, name): multiple * part[name] for name in expert_fields(part) if multiple != 1}
@@ -136,5 +141,13 @@ def _whole(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-def _sized(value: Any, width: str, goal: Goal) -> Any:
-    return [_sized(v, width, goal) for v in value] if isinstance(value, list) else goal.size(width, value)
+def _sized(value: Any, width: str, goal: Goal, channels: Any = None) -> Any:
+    """A field at its new size; a list that begins with the channels of an image keeps these.
+
+    >>> _sized([3, 32, 48], "hidden", Goal({"every": 2}), 3), _sized([3, 32, 48], "hidden", Goal({"every": 2}), 1)
+    ([3, 64, 96], [6, 64, 96])
+    """
+    if not isinstance(value, list):
+        return goal.size(width, value)
+    kept = kept_first(value, channels)
+    return [*value[:kept], *(_sized(v, width, goal) for v in value[kept:])]

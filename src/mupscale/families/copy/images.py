@@ -31,13 +31,21 @@ def images(
     grid = next((name for name in ("image_grid_thw", GRID) if name in accepted), None)
     if type(patch) is int and grid is not None:
         entries = channels * int(merged.get("temporal_patch_size", 1)) * patch * patch
-        pixels = _random((number * SIDE * SIDE, entries), generator)
+        pixels = randoms((number * SIDE * SIDE, entries), generator)
         name = "pixel_values" if "pixel_values" in accepted else "hidden_states"
-        yield {name: pixels, grid: torch.tensor([[1, SIDE, SIDE]] * number)}
+        given: Batch = {grid: torch.tensor([[1, SIDE, SIDE]] * number)}
+        if "image_merge_sizes" in accepted:
+            given["image_merge_sizes"] = torch.tensor([2] * number)
+        yield {name: pixels, **given}
+        yield {name: torch.cat([pixels, pixels.flip(0)], dim=1), **given}  # of two frames, whatever says so
+        yield {name: pixels[:, : channels * patch * patch].reshape(-1, channels, patch, patch), **given}
         return
+    if type(patch) is int and "target_sizes" in accepted:  # the patches of all images in one row
+        row = randoms((1, channels, patch, number * SIDE * SIDE * patch), generator)
+        yield {"pixel_values": row, "target_sizes": torch.tensor([[SIDE, SIDE]] * number)}
     if type(patch) is int and "spatial_shapes" in accepted:
         yield {
-            "pixel_values": _random((number, SIDE * SIDE, channels * patch * patch), generator),
+            "pixel_values": randoms((number, SIDE * SIDE, channels * patch * patch), generator),
             "pixel_attention_mask": torch.ones(number, SIDE * SIDE, dtype=torch.long),
             "spatial_shapes": torch.tensor([[SIDE, SIDE]] * number),
         }
@@ -49,13 +57,16 @@ def images(
         height, width = sorted(merged["image_grid_pinpoints"], key=sum)[0]
         tiles = 1 + (height // known[0]) * (width // known[1])
         yield {
-            "pixel_values": _random((number, tiles, channels, *known), generator),
+            "pixel_values": randoms((number, tiles, channels, *known), generator),
             "image_sizes": torch.tensor([[height, width]] * number),
         }
-    for height, width in dict.fromkeys((small, known or small, (224, 224))):
-        yield {"pixel_values": _random((number, channels, height, width), generator)}
+    prompts = [name for name in ("prompt_pixel_values", "prompt_masks") if name in accepted]
+    halves = [(known[0] // 2, known[1])] if known and prompts else []  # a prompt stands above each image
+    for height, width in dict.fromkeys((*halves, small, known or small, (224, 224))):
+        shape = (number, channels, height, width)
+        yield {name: randoms(shape, generator) for name in ("pixel_values", *prompts)}
     if "pixel_attention_mask" in accepted:  # several images for each text
-        yield {"pixel_values": _random((number, 1, channels, *(known or small)), generator)}
+        yield {"pixel_values": randoms((number, 1, channels, *(known or small)), generator)}
 
 
 def beside_text(model: nn.Module, given: Batch, ids: Tensor, token: int, kind: str = "image") -> Batch | None:
@@ -66,7 +77,8 @@ def beside_text(model: nn.Module, given: Batch, ids: Tensor, token: int, kind: s
     >>> _inserted(torch.tensor([[5, 6, 7]]), 9, 2)
     tensor([[5, 9, 9, 6, 7]])
     """
-    features = getattr(model, f"get_{kind}_features", None)
+    parts = (model, getattr(model, "model", None))
+    features = next((f for part in parts for f in [getattr(part, f"get_{kind}_features", None)] if f), None)
     if features is None:
         return None
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
@@ -74,8 +86,8 @@ def beside_text(model: nn.Module, given: Batch, ids: Tensor, token: int, kind: s
         with torch.no_grad(), quiet():
             found = features(**{k: v.to(dtype) if v.is_floating_point() else v for k, v in given.items()})
         found = getattr(found, "pooler_output", found)
-        parts = list(found) if isinstance(found, (list, tuple)) else [found]
-        rows = sum(part.numel() // part.shape[-1] for part in parts)
+        found = list(found) if isinstance(found, (list, tuple)) else [found]
+        rows = sum(one.numel() // one.shape[-1] for one in found)
     except Exception:
         return None
     texts = _inserted(ids, token, rows // len(ids))
@@ -86,5 +98,6 @@ def _inserted(ids: Tensor, token: int, number: int) -> Tensor:
     return torch.cat([ids[:, :1], torch.full((len(ids), number), token), ids[:, 1:]], dim=1)
 
 
-def _random(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def randoms(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Random numbers of order one, in float64."""
     return torch.randn(shape, generator=generator, dtype=torch.float64)

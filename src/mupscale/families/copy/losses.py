@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from ...errors import MupscaleError
 from ...proofs.identity import Loss
-from ..config.fields import FIELDS, first
+from ..config.fields import FIELDS
 from ..config.nested import nested_configs
 from ..models import Config, as_data, quiet
 from ..types.rows import row_for
+from .arguments import entities, parts, series, videos
 from .images import GRID, Batch, beside_text, images
 
 _BATCH, _LENGTH = 3, 11
-_EMBEDDED = ("inputs_embeds", "hidden_states")
 _MASKS = ("input_features_mask", "feature_attention_mask")
 
 
@@ -46,8 +46,11 @@ def batches(model: nn.Module, config: Config, seed: int = 0) -> Iterator[Batch]:
         **({"use_cache": False} if "use_cache" in accepted else {}),
     }
     main = getattr(model, "main_input_name", "input_ids")
-    if "input_ids" in accepted and main not in ("pixel_values", "input_values", "input_features"):
+    required = inspect.signature(model.forward).parameters.get("input_ids")
+    other = main in ("pixel_values", "input_values", "input_features")
+    if required is not None and (not other or required.default is inspect.Parameter.empty):
         base["input_ids"] = ids
+        base |= entities(accepted, ids)
     if "decoder_input_ids" in accepted:
         base["decoder_input_ids"] = ids.flip(1)[:, :7].contiguous()
     options: list[Batch] = [{}]
@@ -62,19 +65,21 @@ def batches(model: nn.Module, config: Config, seed: int = 0) -> Iterator[Batch]:
     if accepted & {"pixel_values", GRID}:
         seen = list(images(accepted, merged, _BATCH, generator))
         if "input_ids" in base:
-            yield from _beside_text(model, base, seen, merged, "image")
+            texts = list(_beside_text(model, base, seen, merged, "image"))
+            shown = list(videos(accepted, merged, _BATCH, generator))
+            yield from _beside_text(model, texts[0] if texts else base, shown, merged, "video")
+            yield from texts
         options = [{**o, **given} for given in seen for o in options]
     for option in options:
         yield {**base, **option}
     if "pixel_values" in accepted and main == "input_ids":
         yield base
-    needed = [name for name in _EMBEDDED if name in accepted]
-    stream = first(merged, "hidden")
-    if needed and stream is not None:  # a part of a larger model, which gets what another part computed
-        yield {
-            **base,
-            needed[0]: torch.randn(_BATCH, _LENGTH, stream, generator=generator, dtype=torch.float64),
-        }
+    for given in (
+        *parts(accepted, merged, main, _BATCH, generator),
+        *series(accepted, merged, _BATCH, generator),
+        *videos(accepted, merged, _BATCH, generator),
+    ):
+        yield {**base, **given}
 
 
 def _beside_text(
@@ -144,6 +149,7 @@ def _features(merged: Mapping[str, Any], generator: torch.Generator) -> Iterator
         yield torch.randn(_BATCH, mels, 2 * source, generator=generator, dtype=torch.float64)
     yield torch.randn(_BATCH, 40, mels, generator=generator, dtype=torch.float64)
     yield torch.randn(_BATCH, mels, 40, generator=generator, dtype=torch.float64)
+    yield torch.randn(_BATCH, 40, 4 * mels, generator=generator, dtype=torch.float64)  # stacked, with deltas
 
 
 def find_batch(model: nn.Module, config: Config) -> tuple[Batch, int]:

@@ -55,8 +55,15 @@ class Reach:
             silent = [name for name, g in grads.items() if g is None or not bool(g.any())]
             if not open_ <= self._spared(silent):
                 raise
-            roles, layouts = dict.fromkeys(open_, "out"), dict.fromkeys(open_, 1)
+            roles = {name: self._role(name) for name in open_}
+            layouts = dict.fromkeys(open_, 1)
             return search(replace(said, roles={**said.roles, **roles}, layouts={**said.layouts, **layouts}))
+
+    def _role(self, name: str) -> Any:
+        """The role of a tensor that is never used: what it writes grows, and what it reads where two dimensions do."""
+        pairs = zip(self.base.get_parameter(name).shape, self.wide.get_parameter(name).shape, strict=True)
+        growing = [dim for dim, (a, b) in enumerate(pairs) if a != b]
+        return "out" if len(growing) < 2 else {dim: "out" if dim == growing[0] else "in" for dim in growing}
 
     def checked(self, found: Found) -> Found:
         """The plan, which names the tensors that the class never uses; raises if it leaves others untested."""
@@ -135,7 +142,7 @@ def parts_of(names: Collection[str], every: Collection[str]) -> dict[str, list[s
 
 def _without_effect(model: nn.Module, batch: Batch, names: set[str]) -> set[str]:
     """Those of the named parameters whose modules run on a batch and that no output depends on."""
-    owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
+    owners = {name: _runs_for(model, name) for name in names}
     ran: set[int] = set()
 
     def seen(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -158,6 +165,13 @@ def _without_effect(model: nn.Module, batch: Batch, names: set[str]) -> set[str]
     if _stays(model, batch, before, loose):
         return {*loose}
     return {name for name, p in loose.items() if _stays(model, batch, before, {name: p})}
+
+
+def _runs_for(model: nn.Module, name: str) -> nn.Module:
+    """The module that runs when a parameter is used: torch's attention reads its output projection without calling it."""
+    path = name.rpartition(".")[0]
+    above = model.get_submodule(path.rpartition(".")[0])
+    return above if isinstance(above, nn.MultiheadAttention) else model.get_submodule(path)
 
 
 def _stays(

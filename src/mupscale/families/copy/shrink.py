@@ -31,10 +31,11 @@ from ...models.names import named_tensors, pattern_of
 from ..config.fields import FIELDS
 from ..config.goal import Goal, small_goals
 from ..config.grown import grown
-from ..config.nested import Path, following, growing_fields, nested_configs, with_edits
+from ..config.nested import Path, following, growing_fields, kept_first, nested_configs, with_edits
 from ..models import Config, as_data, config_from, on_meta
 from ..types.rows import row_for
 from ..types.symbols import explicit_head_size, symbols
+from .further import divided, further, numbers
 
 Shapes = Mapping[str, tuple[int, ...]]
 Growth = dict[str, set[tuple[tuple[int, bool], ...]]]
@@ -42,6 +43,8 @@ Growth = dict[str, set[tuple[tuple[int, bool], ...]]]
 
 LARGEST = 60_000_000
 """Parameters of the grown copy, above which a model is refused: 0.5 GB in float64, and as much for gradients and for what is expected of them."""
+ENOUGH = LARGEST * 2 // 3
+"""Parameters of the grown copy, below which no further field is divided. Twice as wide it has four times as many, and only one trial."""
 TOO_LARGE = "family.small_copy_too_large"
 
 # Sizes of the copy, chosen by hand and tried in this order until a model builds. 44 and 56 come first because
@@ -92,30 +95,60 @@ def count(found: Shapes) -> int:
     return sum(prod(shape) for shape in found.values())
 
 
-def shrunk(config: Config, goal: Goal, cls: Any, kept: Growth, gently: bool = False) -> Config:
+class SmallCopy(NamedTuple):
+    """A small copy of a configuration."""
+
+    config: Config
+    other: Config | None = None
+    """The same with every field that was divided on trial twice as large; None where no field was."""
+    size: int = 0
+    """Parameters of the copy that keeps all blocks, when grown."""
+
+    def too_large(self) -> MupscaleError:
+        """The refusal of a model of which there is no small copy with the same blocks."""
+        return MupscaleError(
+            f"the smallest copy of this configuration that keeps its blocks has {self.size / 1e6:.0f} M parameters when "
+            f"grown, too many to test in float64 (limit {LARGEST / 1e6:.0f} M)",
+            code=TOO_LARGE,
+        )
+
+
+def shrunk(config: Config, goal: Goal, cls: Any, kept: Growth, gently: bool = False) -> SmallCopy:
     """The small copy: `kept` is how the full model grows, and the copy grows the same way.
 
     `gently` keeps more: images, at least four heads, heads times head size = hidden size where that holds, and feed-forward
-    layers that are a multiple of the stream. Refuses if the copy is still too large to be tested in float64.
+    layers that are a multiple of the stream. Where the copy is still too large to be tested in float64, more of its fields
+    are divided on trial (`further.py`); refuses if that does not help.
     """
     # Greedy: each step takes its first option that leaves the same kind of model, or is left out.
-    data = as_data(config)
+    data, wanted = as_data(config), _Wanted(goal, as_data(config), cls, kept)
     for options in _steps(data, gently):
         for option in options:
             trial = with_edits(data, option(data) if callable(option) else option)
             trial = with_edits(trial, following(trial, data))
-            if trial != data and _same(trial, data, _Wanted(goal, as_data(config), cls, kept)):
+            if trial != data and _same(trial, data, wanted):
                 data = trial
                 break
-    small = config_from(data)
-    size = count(shapes(grown(small, goals_of(goal, as_data(config), data)[0]), cls))
-    if size > LARGEST:
-        raise MupscaleError(
-            f"the smallest copy of this configuration that keeps its blocks has {size / 1e6:.0f} M parameters when "
-            f"grown, too many to test in float64 (limit {LARGEST / 1e6:.0f} M)",
-            code=TOO_LARGE,
-        )
-    return small
+    small = SmallCopy(config_from(data), size=_grown_size(data, wanted))
+    if small.size <= LARGEST:
+        return small
+    less, other = further(
+        data, lambda trial: _same(trial, data, wanted), lambda trial: _grown_size(trial, wanted), ENOUGH
+    )
+    if (
+        _grown_size(less, wanted) > LARGEST
+        or other is None
+        or not _same(other, data, wanted)
+        or _grown_size(other, wanted) > 5 * LARGEST // 2
+    ):
+        raise small.too_large()
+    return small._replace(config=config_from(less), other=config_from(other))
+
+
+def _grown_size(data: Mapping[str, Any], wanted: _Wanted) -> int:
+    """The number of parameters of a copy when it is grown."""
+    goal = goals_of(wanted.goal, wanted.full, data)[0]
+    return count(shapes(grown(config_from(data), goal), wanted.cls))
 
 
 def goals_of(goal: Goal, full: Mapping[str, Any], small: Mapping[str, Any]) -> list[Goal]:
@@ -190,7 +223,8 @@ def _steps(data: Mapping[str, Any], gently: bool) -> Iterator[list[Any]]:
             if FIELDS["experts"].has(key) and type(value) is int and value > 4:
                 # The copy keeps more experts than a token goes to, so that routing still chooses.
                 chosen = max(
-                    (v for k, v in part.items() if FIELDS["top_k"].has(k) and type(v) is int), default=1
+                    (v for k, v in part.items() if FIELDS["top_k"].has(k) and type(v) is int and v <= value),
+                    default=1,
                 )
                 yield [{(*path, key): n} for n in (4, 8, 16, 32) if n > chosen]
     for path, part in nested_configs(data):
@@ -209,17 +243,64 @@ def _fewer_layers(path: Path, layers: int) -> Any:
     def option(data: Mapping[str, Any]) -> dict[Path, Any]:
         part = _at(data, path)
         changed: dict[Path, Any] = {}
-        if isinstance(part.get("depths"), list):  # stages, each with its number of layers
-            return {(*path, "depths"): [min(v, layers) for v in part["depths"]]}
+        for key, value in part.items():  # stages, each with its number of layers
+            if FIELDS["stages"].has(key) and isinstance(value, list) and all(type(v) is int for v in value):
+                changed[(*path, key)] = [min(v, layers) for v in value]
+        if (*path, "depths") in changed:
+            return changed
         for key, value in part.items():
-            if FIELDS["layers"].has(key) and type(value) is int and value > layers:
+            counts = FIELDS["layers"].has(key) or FIELDS["stages"].has(key)
+            if counts and type(value) is int and value > layers:
+                places = _fewer_places(part, value, layers) if FIELDS["stages"].has(key) else {}
+                if places is None:
+                    continue
+                changed |= {(*path, name): new for name, new in places.items()}
                 changed[(*path, key)] = layers
                 for other, entries in part.items():
                     if isinstance(entries, list) and len(entries) == value:
                         changed[(*path, other)] = entries[:layers]
+                changed |= {(*path, name): new for name, new in _fewer_stages(part, value, layers).items()}
         return changed
 
     return option
+
+
+def _fewer_places(part: Mapping[str, Any], now: int, layers: int) -> dict[str, Any] | None:
+    """The lists that say by numbers which layers are special, in fewer layers; None where not both kinds would be left.
+
+    >>> eye = {"depth": 27, "deepstack_visual_indexes": [8, 16, 24]}
+    >>> _fewer_places(eye, 27, 4), _fewer_places(eye, 27, 3)
+    ({'deepstack_visual_indexes': [1, 2, 3]}, None)
+    """
+    found = {
+        name: len(value)
+        for name, value in part.items()
+        if isinstance(value, list)
+        and name.endswith(("indexes", "indices", "idxs", "blocks", "layers"))
+        and len(value) < now
+        and all(type(v) is int and 0 <= v < now for v in value)
+    }
+    if any(number >= layers for number in found.values()):
+        return None
+    return {name: [*range(layers - number, layers)] for name, number in found.items()}
+
+
+def _fewer_stages(part: Mapping[str, Any], now: int, layers: int) -> dict[str, Any]:
+    """The names of layers, and those that are read, where every layer is a stage: the last ones are read then.
+
+    >>> part = {"stage_names": ["stem", "stage1", "stage2", "stage3"], "out_features": ["stage3"], "out_indices": [3]}
+    >>> _fewer_stages(part, 3, 2)
+    {'stage_names': ['stem', 'stage1', 'stage2'], 'out_features': ['stage2'], 'out_indices': [2]}
+    """
+    stages, read = part.get("stage_names"), part.get("out_features")
+    if not (isinstance(stages, list) and isinstance(read, list) and len(stages) == now + 1):
+        return {}
+    places = [*range(layers + 1)][-len(read) :]
+    return {
+        "stage_names": stages[: layers + 1],
+        "out_features": [stages[place] for place in places],
+        "out_indices": places,
+    }
 
 
 def _fewer_words(path: Path, words: int) -> Any:
@@ -297,10 +378,15 @@ def _narrower(path: Path, part: Mapping[str, Any], gently: bool) -> Iterator[lis
     # Heads per stage (Swin: [3, 6, 12, 24]) or of unequal number: all are divided by a common divisor.
     elif listed or heads:
         together = [*heads, *kv, *(stream if tied or listed else ())]
-        factor = gcd(*(v for n in together for v in _numbers(part[n])), 0)
-        least = min((v for n in stream for v in _numbers(part[n])), default=_LEAST)
+        seen = part.get("num_channels")
+        factor = gcd(*(v for n in together for v in numbers(part[n])[kept_first(part[n], seen) :]), 0)
+        least = min(
+            (v for n in stream for v in numbers(part[n])[kept_first(part[n], seen) :]), default=_LEAST
+        )
         divisors = [f for f in range(factor, 1, -1) if factor % f == 0 and least // f >= _LEAST]
-        yield [{(*path, n): _divided(part[n], f) for n in together} for f in divisors]
+        yield [
+            {(*path, n): divided(part[n], f, kept_first(part[n], seen)) for n in together} for f in divisors
+        ]
     if main and not tied and not listed and not {*main} & {*row.divides}:
         yield [{(*path, n): size for n in main} for size in _STREAM if size < part[main[0]]]
     for name in fields.get("ffn", ()):
@@ -342,11 +428,3 @@ def _at(data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     for key in path:
         data = data[key]
     return data
-
-
-def _numbers(value: Any) -> list[int]:
-    return value if isinstance(value, list) else [value]
-
-
-def _divided(value: Any, by: int) -> Any:
-    return [v // by for v in value] if isinstance(value, list) else value // by

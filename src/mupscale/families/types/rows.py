@@ -232,6 +232,22 @@ ROWS: Mapping[str, Row] = {
     ),
     "siglip": Row(follows=_ONE_PROJECTION, reads=_PAIRS),
     "siglip2": Row(follows=_ONE_PROJECTION, reads=_PAIRS),
+    "hgnet_v2": Row(
+        {
+            "hidden": (
+                "embedding_size",
+                "hidden_sizes",
+                "stem_channels",
+                "stage_in_channels",
+                "stage_mid_channels",
+                "stage_out_channels",
+            )
+        }
+    ),
+    **dict.fromkeys(
+        (f"vibevoice_acoustic_tokenizer{part}" for part in ("", "_encoder", "_decoder")),
+        Row({"hidden": ("hidden_size", "num_filters")}),
+    ),
     "resnet": Row({"hidden": ("embedding_size", "hidden_sizes")}),
     "xglm": Row(refused={"True": _RECOMPUTED}),
     "m2m_100": Row(refused={"True": _RECOMPUTED}),
