@@ -31,7 +31,7 @@ from .config.nested import edits, following, nested_configs, with_edits
 from .copy.lift import Tensors
 from .copy.losses import NoBatchError
 from .copy.reached import TOKENS
-from .copy.shrink import TOO_LARGE, SmallCopy, count, goals_of, growth, growth_of, shrunk
+from .copy.shrink import TOO_LARGE, count, goals_of, growth, growth_of, shrunk
 from .copy.small_search import search_small
 from .copy.trial import End
 from .models import (
@@ -193,7 +193,7 @@ def _found_on_copy(chain: Chain, width: Width, wide: Tensors, centred: bool) -> 
 
     def searched(gently: bool, centred: bool) -> _Copy:
         small = shrunk(start, goal, cls, kept, gently)
-        copy = chain.small(End(small.config, cls))
+        copy = chain.small(End(small, cls))
         goals = _goals(chain, copy, goal)
         if not centred:
             refuse_layer_norms(fresh(*copy.own), base, wide)
@@ -202,7 +202,6 @@ def _found_on_copy(chain: Chain, width: Width, wide: Tensors, centred: bool) -> 
         found = search_small(own, goals[0], own_cls, width.export, width.declared, centred)
         try:
             worst = [try_other_size(found, own, other, own_cls) for other in goals[1:]]
-            worst += _tried_further(found, chain, width, small)
         except MupscaleError:
             if not found.plan.carries_mean:
                 raise
@@ -225,17 +224,6 @@ def _goals(chain: Chain, copy: Chain, goal: Goal) -> list[Goal]:
     experts = next((step.experts for step in copy.steps if isinstance(step, Mixture)), None)
     goals = goals_of(goal, as_data(chain.start.config), as_data(copy.start.config))
     return [replace(one, to=one.to._replace(experts=experts)) for one in goals]
-
-
-def _tried_further(found: Found, chain: Chain, width: Width, small: SmallCopy) -> list[float]:
-    """The worst gradient error of the plan where fields that were divided on trial are twice as large; raises unless it is exact."""
-    if small.other is None:
-        return []
-    copy = chain.small(End(small.other, chain.start.cls))
-    try:
-        return [replace(width, goal=_goals(chain, copy, width.goal)[0]).tried(copy.own, found)]
-    except MupscaleError as error:
-        raise small.too_large() from error
 
 
 def _evidence(base: Config, cls: Any, copy: _Copy, worst: float, started: float) -> Evidence:

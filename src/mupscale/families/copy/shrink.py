@@ -35,7 +35,6 @@ from ..config.nested import Path, following, growing_fields, kept_first, nested_
 from ..models import Config, as_data, config_from, on_meta
 from ..types.rows import row_for
 from ..types.symbols import explicit_head_size, symbols
-from .further import divided, further, numbers
 
 Shapes = Mapping[str, tuple[int, ...]]
 Growth = dict[str, set[tuple[tuple[int, bool], ...]]]
@@ -43,8 +42,6 @@ Growth = dict[str, set[tuple[tuple[int, bool], ...]]]
 
 LARGEST = 60_000_000
 """Parameters of the grown copy, above which a model is refused: 0.5 GB in float64, and as much for gradients and for what is expected of them."""
-ENOUGH = LARGEST * 2 // 3
-"""Parameters of the grown copy, below which no further field is divided. Twice as wide it has four times as many, and only one trial."""
 TOO_LARGE = "family.small_copy_too_large"
 
 # Sizes of the copy, chosen by hand and tried in this order until a model builds. 44 and 56 come first because
@@ -95,30 +92,11 @@ def count(found: Shapes) -> int:
     return sum(prod(shape) for shape in found.values())
 
 
-class SmallCopy(NamedTuple):
-    """A small copy of a configuration."""
-
-    config: Config
-    other: Config | None = None
-    """The same with every field that was divided on trial twice as large; None where no field was."""
-    size: int = 0
-    """Parameters of the copy that keeps all blocks, when grown."""
-
-    def too_large(self) -> MupscaleError:
-        """The refusal of a model of which there is no small copy with the same blocks."""
-        return MupscaleError(
-            f"the smallest copy of this configuration that keeps its blocks has {self.size / 1e6:.0f} M parameters when "
-            f"grown, too many to test in float64 (limit {LARGEST / 1e6:.0f} M)",
-            code=TOO_LARGE,
-        )
-
-
-def shrunk(config: Config, goal: Goal, cls: Any, kept: Growth, gently: bool = False) -> SmallCopy:
+def shrunk(config: Config, goal: Goal, cls: Any, kept: Growth, gently: bool = False) -> Config:
     """The small copy: `kept` is how the full model grows, and the copy grows the same way.
 
     `gently` keeps more: images, at least four heads, heads times head size = hidden size where that holds, and feed-forward
-    layers that are a multiple of the stream. Where the copy is still too large to be tested in float64, more of its fields
-    are divided on trial (`further.py`); refuses if that does not help.
+    layers that are a multiple of the stream. Refuses if the copy is still too large to be tested in float64.
     """
     # Greedy: each step takes its first option that leaves the same kind of model, or is left out.
     data, wanted = as_data(config), _Wanted(goal, as_data(config), cls, kept)
@@ -129,26 +107,15 @@ def shrunk(config: Config, goal: Goal, cls: Any, kept: Growth, gently: bool = Fa
             if trial != data and _same(trial, data, wanted):
                 data = trial
                 break
-    small = SmallCopy(config_from(data), size=_grown_size(data, wanted))
-    if small.size <= LARGEST:
-        return small
-    less, other = further(
-        data, lambda trial: _same(trial, data, wanted), lambda trial: _grown_size(trial, wanted), ENOUGH
-    )
-    if (
-        _grown_size(less, wanted) > LARGEST
-        or other is None
-        or not _same(other, data, wanted)
-        or _grown_size(other, wanted) > 5 * LARGEST // 2
-    ):
-        raise small.too_large()
-    return small._replace(config=config_from(less), other=config_from(other))
-
-
-def _grown_size(data: Mapping[str, Any], wanted: _Wanted) -> int:
-    """The number of parameters of a copy when it is grown."""
-    goal = goals_of(wanted.goal, wanted.full, data)[0]
-    return count(shapes(grown(config_from(data), goal), wanted.cls))
+    small = config_from(data)
+    size = count(shapes(grown(small, goals_of(goal, as_data(config), data)[0]), cls))
+    if size > LARGEST:
+        raise MupscaleError(
+            f"the smallest copy of this configuration that keeps its blocks has {size / 1e6:.0f} M parameters when "
+            f"grown, too many to test in float64 (limit {LARGEST / 1e6:.0f} M)",
+            code=TOO_LARGE,
+        )
+    return small
 
 
 def goals_of(goal: Goal, full: Mapping[str, Any], small: Mapping[str, Any]) -> list[Goal]:
@@ -379,13 +346,13 @@ def _narrower(path: Path, part: Mapping[str, Any], gently: bool) -> Iterator[lis
     elif listed or heads:
         together = [*heads, *kv, *(stream if tied or listed else ())]
         seen = part.get("num_channels")
-        factor = gcd(*(v for n in together for v in numbers(part[n])[kept_first(part[n], seen) :]), 0)
+        factor = gcd(*(v for n in together for v in _numbers(part[n])[kept_first(part[n], seen) :]), 0)
         least = min(
-            (v for n in stream for v in numbers(part[n])[kept_first(part[n], seen) :]), default=_LEAST
+            (v for n in stream for v in _numbers(part[n])[kept_first(part[n], seen) :]), default=_LEAST
         )
         divisors = [f for f in range(factor, 1, -1) if factor % f == 0 and least // f >= _LEAST]
         yield [
-            {(*path, n): divided(part[n], f, kept_first(part[n], seen)) for n in together} for f in divisors
+            {(*path, n): _divided(part[n], f, kept_first(part[n], seen)) for n in together} for f in divisors
         ]
     if main and not tied and not listed and not {*main} & {*row.divides}:
         yield [{(*path, n): size for n in main} for size in _STREAM if size < part[main[0]]]
@@ -428,3 +395,15 @@ def _at(data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     for key in path:
         data = data[key]
     return data
+
+
+def _numbers(value: Any) -> list[int]:
+    """A number, or the numbers of a list."""
+    return value if isinstance(value, list) else [value]
+
+
+def _divided(value: Any, by: int, kept: int = 0) -> Any:
+    """A number, or every number of a list behind those that are kept, divided by one that divides it."""
+    if not isinstance(value, list):
+        return value // by
+    return [*value[:kept], *(v // by for v in value[kept:])]

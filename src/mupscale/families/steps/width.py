@@ -69,20 +69,6 @@ class Width:
         layouts = declared_layouts(as_data(start.config), self.goal, growing, self.declared)
         return lift(source[0], base, wide, layouts, source[1])
 
-    def tried(self, start: End, found: Found) -> float:
-        """The worst gradient error of a plan from other sizes, lifted to this start, which must be small; raises unless exact."""
-        end = self.end(start)
-        ends = Tensors.of(on_meta(*start)), Tensors.of(on_meta(*end))
-        plan, _ = self.lifted(start, (found.plan, found.powers), *ends)
-        done = trial(start, end, lambda *_: plan).measured()
-        if not done.exact:
-            what = f"exact at one size and off by {done.most:.1e} at another: a block depends on the size"
-            raise_faults(
-                "the plan of the small copy is not that of other sizes",
-                [Fault("family.block_depends_on_size", done.where, what)],
-            )
-        return done.worst
-
 
 def try_other_size(found: Found, small: Config, goal: Goal, cls: Any) -> float:
     """The worst gradient error of the plan at another share of zeros; raises if it is not exact there."""

@@ -244,10 +244,6 @@ ROWS: Mapping[str, Row] = {
             )
         }
     ),
-    **dict.fromkeys(
-        (f"vibevoice_acoustic_tokenizer{part}" for part in ("", "_encoder", "_decoder")),
-        Row({"hidden": ("hidden_size", "num_filters")}),
-    ),
     "resnet": Row({"hidden": ("embedding_size", "hidden_sizes")}),
     "xglm": Row(refused={"True": _RECOMPUTED}),
     "m2m_100": Row(refused={"True": _RECOMPUTED}),
