@@ -119,7 +119,7 @@ def test_a_small_copy_is_made_of_the_same_blocks(raw):
     config, goal = config_from(raw), Goal({"every": 2})
     cls = model_class(config)
     full = growth(shapes(config, cls), shapes(grown(config, goal), cls))
-    small = shrunk(config, goal, cls, full).config
+    small = shrunk(config, goal, cls, full)
     assert growth(shapes(small, cls), shapes(grown(small, goal), cls)) == full
     before, after = symbols(as_data(config)), symbols(as_data(small))
     assert (before["D"], before["G"]) == (after["D"], after["G"])
@@ -135,7 +135,7 @@ def test_a_small_copy_keeps_every_kind_of_layer():
     config = config_from(raw)
     cls = model_class(config)
     goal = Goal({"every": 2})
-    small = shrunk(config, goal, cls, growth(shapes(config, cls), shapes(grown(config, goal), cls))).config
+    small = shrunk(config, goal, cls, growth(shapes(config, cls), shapes(grown(config, goal), cls)))
     assert (
         set(as_data(small)["layer_types"])
         == set(as_data(config)["layer_types"])

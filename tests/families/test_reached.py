@@ -42,7 +42,7 @@ def small(raw, gently=False):
     """The small copy of a configuration, with random weights."""
     config, goal = config_from(raw), Goal({"every": 2})
     cls = model_class(config)
-    copy = shrunk(config, goal, cls, growth_of(config, goal, cls), gently).config
+    copy = shrunk(config, goal, cls, growth_of(config, goal, cls), gently)
     return factory(cls)(copy), copy
 
 
