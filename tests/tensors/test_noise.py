@@ -18,6 +18,7 @@ from harness.oracle import copied, expand_slowly, like_slowly, wake_slowly
 from harness.profiles import examples
 from harness.refusals import refusal
 from harness.strategies import axes, making
+from mupscale.models.float64 import lifted_casts
 from mupscale.rules.axes import Axis
 from mupscale.tensors import compiled
 from mupscale.tensors import expand as expanding
@@ -461,3 +462,5 @@ def test_noise_that_is_the_same_for_all_units_is_cut_like_any_other():
     assert float(rows.sum(1).abs().max()) < 1e-6 < float(rows.abs().max())
     part = expand_(torch.empty(4, 3), base, making, out_start=(5, 2))
     assert_bitwise(part, whole[5:9, 2:5])
+    with lifted_casts():
+        assert_close(expand(base.double(), making), whole.double(), 1e-6)

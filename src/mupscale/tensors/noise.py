@@ -122,7 +122,10 @@ class TensorNoise:
         k = int(axes[dim].k)
         whole, lows, sizes = [axis.wide for axis in axes], list(start), list(shape)
         whole[dim], lows[dim], sizes[dim] = k, 0, k
-        z = rectangle(self.stream, whole, lows, sizes, like.device)
+        with (
+            torch._C.DisableTorchFunction()
+        ):  # drawn in float32, also where a proof makes every tensor float64
+            z = rectangle(self.stream, whole, lows, sizes, like.device)
         z = pair(z.to(torch.promote_types(like.dtype, torch.float32)), torch.arange(k).view(1, k), dim)
         numbers = numbered(axes[dim])[1][start[dim] : start[dim] + shape[dim]]
         assert isinstance(self.std, float), "one size for all units"
