@@ -1,5 +1,6 @@
 """Ranks that wait for one another: the slow are waited for, the dead are found, and each rank watches one other only."""
 
+import re
 import threading
 import time
 from collections import Counter
@@ -29,12 +30,12 @@ class Watched:
 
 def together(
     monkeypatch: pytest.MonkeyPatch, ranks: dict[int, float | None], world: int
-) -> tuple[dict[int, str], Watched]:
-    """What each rank of `world` saw: rank r arrives after `ranks[r]` seconds and beats until then; None waits for nobody.
+) -> tuple[dict[int, mu.MupscaleError | None], Watched]:
+    """What each rank of `world` met, None for all others: rank r arrives after `ranks[r]` seconds and beats until then; None waits for nobody.
 
     A rank that is not in `ranks` is dead. One with None has arrived, and then died.
     """
-    store, told = Watched(), dict[int, str]()
+    store, met = Watched(), dict[int, mu.MupscaleError | None]()
     here = threading.local()
     monkeypatch.setattr(waiting, "several", lambda group=None: True)
     monkeypatch.setattr(waiting, "_store", lambda group: store)
@@ -56,9 +57,9 @@ def together(
             time.sleep(0.02)
         try:
             waiting.meet()
-            told[rank] = "all here"
+            met[rank] = None
         except mu.MupscaleError as error:
-            told[rank] = str(error)
+            met[rank] = error
 
     threads = [threading.Thread(target=live, args=pair, name=str(pair[0])) for pair in ranks.items()]
     for thread in threads:
@@ -66,29 +67,33 @@ def together(
     for thread in threads:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
-    return told, store
+    return met, store
 
 
 def test_a_slow_rank_is_waited_for(monkeypatch):
-    told, _ = together(monkeypatch, {0: 0.0, 1: 2.5, 2: 0.1}, 3)
-    assert told == dict.fromkeys(range(3), "all here")
+    met, _ = together(monkeypatch, {0: 0.0, 1: 2.5, 2: 0.1}, 3)
+    assert met == dict.fromkeys(range(3))
 
 
-def assert_rank_2_is_missed(told: dict[int, str]) -> None:
-    assert all("rank 2" in message and "[rank.no_sign_of_life]" in message for message in told.values())
+def assert_rank_2_is_missed(met: dict[int, mu.MupscaleError | None]) -> None:
+    """All errors have the code, and the first number in their words is the rank."""
+    for error in met.values():
+        assert error is not None
+        assert error.code == "rank.no_sign_of_life"
+        assert re.findall(r"\d+", str(error))[0] == "2"
 
 
 def test_a_dead_rank_is_found_and_everybody_hears_of_it(monkeypatch):
-    told, _ = together(monkeypatch, {0: 0.0, 1: 0.5, 3: 0.0}, 4)
-    assert set(told) == {0, 1, 3}
-    assert_rank_2_is_missed(told)
+    met, _ = together(monkeypatch, {0: 0.0, 1: 0.5, 3: 0.0}, 4)
+    assert set(met) == {0, 1, 3}
+    assert_rank_2_is_missed(met)
 
 
 def test_a_node_that_dies_with_one_rank_waiting_and_one_reading_is_found(monkeypatch):
     """Ranks 2 and 3 die: 2 had arrived, 3 had not. 1 watches 2, and what it finds is heard by 0."""
-    told, _ = together(monkeypatch, {0: 0.0, 1: 0.0, 2: None}, 4)
-    assert set(told) == {0, 1}
-    assert_rank_2_is_missed(told)
+    met, _ = together(monkeypatch, {0: 0.0, 1: 0.0, 2: None}, 4)
+    assert set(met) == {0, 1}
+    assert_rank_2_is_missed(met)
 
 
 def test_a_rank_watches_the_next_one_only(monkeypatch):
