@@ -45,7 +45,7 @@ _NO_IDENTITY = ("needs", "need_kinds", "proof")
 
 @dataclass(frozen=True)
 class Plan:
-    """Every tensor of the wide model, by name.
+    """How every tensor of the wide model is made from the base: a frozen value, which can be saved, compared and hashed.
 
     `plan[name]` and `name in plan` know tied names too, and so does iteration over `plan.names`; `plan.tensors` holds
     each tensor once.
@@ -56,6 +56,7 @@ class Plan:
     """
 
     tensors: Mapping[str, TensorPlan]
+    """Every tensor of the wide model, by name, and how it is made."""
     ties: Mapping[str, str] = field(default_factory=dict)
     """Other names of a tensor, each with the name under which the tensor is planned."""
     needs: frozenset[Need] = field(default=frozenset(), compare=False)

@@ -32,11 +32,19 @@ _ROUNDING = 1e-12
 class GrowthSchedule:
     """The multiplier of the learning rate as a function of the budget spent: warm-up, stable phase, decay to zero.
 
-    It is the function of a stock `LambdaLR`. `budget` and `step_cost` have the same unit: FLOPs, tokens, or steps if
-    `step_cost` is left out. `warmup` and `decay` are shares of the budget, and the decay is "linear", "cosine" or
-    "1-sqrt". `later` has the stages after the first: the first step and the cost of one step of each.
-    `upscale(..., step_cost=…)` begins such a stage, so growth need not be known in advance. The multiplier of a step
-    depends on what was spent before it. The stages are part of the scheduler's state dict.
+    It is the function of a stock `LambdaLR`. The multiplier of a step depends on what was spent before it. The stages are part of
+    the scheduler's state dict, and `upscale(..., step_cost=…)` begins one, so growth need not be known in advance.
+
+    Args:
+        budget: What the whole schedule spends, in FLOPs, tokens or steps.
+        step_cost: What one step costs at first, in the same unit; left out, the budget is a number of steps.
+        warmup: The share of the budget in which the rate rises.
+        decay: The share of the budget, at its end, in which the rate falls to zero.
+        shape: How it falls: "linear", "cosine" or "1-sqrt".
+        later: The stages after the first: the first step of each, and what one step costs in it.
+
+    Raises:
+        MupscaleError: If the numbers make no schedule.
 
     >>> schedule = GrowthSchedule(budget=1000, step_cost=0.5, warmup=0.1, decay=0.5)
     >>> schedule(0), schedule(100), schedule(200), schedule(1500), schedule(2000)
