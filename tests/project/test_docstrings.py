@@ -1,34 +1,42 @@
-"""Every public docstring: a claim, each argument once, what is returned, what is refused, and an example that runs."""
+"""Every public docstring: a claim, each argument once, what is returned and what is refused, and an example that runs."""
 
 import ast
-import builtins
-import importlib
 import inspect
 import re
 import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import is_dataclass
+from enum import EnumType
+from functools import cache
 from itertools import pairwise
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import mupscale as mu
-from mupscale.trainers.torchtitan import Growing
+from mupscale.errors import MupscaleError, raise_faults
+from mupscale.trainers import huggingface, lightning, torchtitan
 
 NAMESPACES = (mu, mu.budgets, mu.diagnostics, mu.errors, mu.plans, mu.rules, mu.studies, mu.trainers)
 NAMES = [(namespace, name) for namespace in NAMESPACES for name in namespace.__all__]
-SECTION = re.compile(r"^(Args|Returns|Raises):\n((?:    .*(?:\n|$)|\n(?=    ))+)", re.M)
+IDS = [f"{namespace.__name__}.{name}" for namespace, name in NAMES]
+HALVES = {
+    "GrowingCheckpointManager": torchtitan.Growing,
+    "HuggingFaceCallback": huggingface.TrainerHooks,
+    "LightningCallback": lightning.FitHooks,
+}
+SECTION = re.compile(r"^(\w+):\n((?:    .*(?:\n|\Z)|\n(?=    ))+)", re.M)
 """A section of Google's style: its heading, and the indented lines below it."""
-ITEM = re.compile(r"^    \*{0,2}(\w[\w.]*): \S", re.M)
+ENTRY = re.compile(r"^    \*{0,2}(\w[\w.]*): \S", re.M)
 """An entry of a section: one level of indentation, the name, a colon, and words on the same line."""
 
 
 def public(namespace: ModuleType, name: str) -> Any:
-    # Its other half is torchtitan's, which may not be installed.
-    return Growing if name == "GrowingCheckpointManager" else getattr(namespace, name)
+    """What a name stands for; of a class with another library's class as its other half, ours."""
+    return HALVES.get(name) or getattr(namespace, name)
 
 
 def is_code(thing: Any) -> bool:
@@ -51,70 +59,154 @@ def described(thing: Any, name: str) -> str:
 def sections(text: str) -> dict[str, list[str]]:
     """The sections of a docstring, and the names of their entries.
 
-    >>> sections("Adds.\\n\\nArgs:\\n    a: One number.\\n    b: The other,\\n        as long.\\n\\nReturns:\\n    Their sum.\\n")
+    >>> sections("Adds.\\n\\nArgs:\\n    a: One.\\n    b: Another,\\n        as long.\\n\\nReturns:\\n    Their sum.\\n")
     {'Args': ['a', 'b'], 'Returns': []}
     """
-    return {heading: ITEM.findall(block) for heading, block in SECTION.findall(text)}
-
-
-def fields(thing: type) -> list[str]:
-    """The fields of a class and of its bases that have a string below them, which documents them."""
-    found = []
-    for one in (one for one in thing.__mro__ if one.__module__.startswith("mupscale")):
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-        assert isinstance(tree, ast.ClassDef)
-        for field, after in pairwise(tree.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
-                found += [ast.unparse(field.target)] * isinstance(after.value, ast.Constant)
-    return found
+    return {heading: ENTRY.findall(block) for heading, block in SECTION.findall(text)}
 
 
 def parameters(thing: Any) -> list[str]:
-    """What a caller may pass. An error has what every error has, an enumeration nothing."""
-    if inspect.isclass(thing) and issubclass(thing, (ast.Enum if False else __import__("enum").Enum,)):
+    """What a caller passes. A class that is made as its base is, or an enumeration, says nothing of its own."""
+    own = not inspect.isclass(thing) or {"__init__", "__new__"} & vars(thing).keys()
+    if not own or isinstance(thing, EnumType):
         return []
     return [name for name in inspect.signature(thing).parameters if name != "self"]
 
 
-def refuses(function: FunctionType) -> bool:
-    """Whether its code, or that of a function of its own file that it calls, raises an error of the package."""
-    module = sys.modules[function.__module__]
-    tree = ast.parse(inspect.getsource(module))
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    seen: set[str] = set()
-    left = [function.__name__]
-    while left:
-        name = left.pop()
-        if name in seen or name not in functions:
-            continue
+def fields(thing: Any) -> list[str]:
+    """The fields of a dataclass with a string below them, which documents them in place of Args."""
+    if not is_dataclass(thing):
+        return []
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(thing))).body  # type: ignore[arg-type]
+    assert isinstance(tree, ast.ClassDef)
+    with_text = [
+        ast.unparse(field.target)
+        for field, after in pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr)
+    ]
+    return [name for name in with_text if name in parameters(thing)]
+
+
+@cache
+def calls_of(module: str) -> dict[str, set[str]]:
+    """What each function of a file calls, and what each class calls when it is made."""
+    found: dict[str, set[str]] = {}
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
+        parts = [node] if isinstance(node, ast.FunctionDef) else []
+        if isinstance(node, ast.ClassDef):
+            parts = [
+                n
+                for n in node.body
+                if isinstance(n, ast.FunctionDef) and n.name in ("__init__", "__post_init__")
+            ]
+        for part in parts:
+            called = {ast.unparse(n.func) for n in ast.walk(part) if isinstance(n, ast.Call)}
+            found.setdefault(node.name, set()).update(called)  # type: ignore[attr-defined]
+    return found
+
+
+def refuses(thing: Any) -> bool:
+    """Whether its code, or a function of its own file that it calls, raises an error of the package."""
+    known, names = calls_of(thing.__module__), vars(sys.modules[thing.__module__])
+    seen = {thing.__name__}
+    waiting = {*known.get(thing.__name__, ())} - seen
+    while waiting:
+        name = waiting.pop()
         seen.add(name)
-        for node in ast.walk(functions[name]):
-            raised = node.exc if isinstance(node, ast.Raise) else node
-            if isinstance(raised, ast.Call):
-                called = ast.unparse(raised.func)
-                if called == "raise_faults" or (isinstance(node, ast.Raise) and is_error(module, called)):
-                    return True
-                left.append(called)
+        waiting |= known.get(name, set()) - seen
+        found = names.get(name)
+        if found is raise_faults or (inspect.isclass(found) and issubclass(found, MupscaleError)):
+            return True
     return False
 
 
-def is_error(module: ModuleType, name: str) -> bool:
-    found = getattr(module, name, None)
-    return inspect.isclass(found) and issubclass(found, mu.MupscaleError)
+def faults_of(thing: Any, name: str) -> Iterator[str]:
+    """What a docstring lacks, or says too often."""
+    text = described(thing, name)
+    claim = text.partition("\n")[0]
+    if not re.fullmatch(r"(?!\w+\()[A-Z`].*[.!]", claim):
+        yield f"opens with no claim: {claim!r}"
+    if not is_code(thing):
+        return
+    found, passed = sections(text), parameters(thing)
+    times = Counter([*found.get("Args", ()), *fields(thing)])
+    yield from (f"describes {n} {times[n]} times" for n in passed if times[n] != 1)
+    yield from (f"describes {n}, which it does not take" for n in times if n not in passed)
+    if inspect.isfunction(thing):
+        returns = inspect.signature(thing).return_annotation
+        if (returns not in (None, "None")) != ("Returns" in found):
+            yield f"returns {returns}, and says otherwise"
+    if refuses(thing) and not found.get("Raises"):
+        yield "does not say what it refuses"
+    yield from (f"has a section {heading}" for heading in found.keys() - {"Args", "Returns", "Raises"})
+    if "\n>>> " not in text:
+        yield "shows no line that runs"
 
 
-if __name__ == "__main__":
-    for ns, name in NAMES:
-        thing = public(ns, name)
-        if not is_code(thing): continue
-        text = described(thing, name)
-        s = sections(text)
-        c = Counter(s.get("Args", []))
-        if inspect.isclass(thing): c.update(fields(thing))
-        p = parameters(thing)
-        bad = [q for q in p if c[q] != 1] + ["!" + q for q in c if q not in p and "Args" in s]
-        miss = []
-        if inspect.isfunction(thing):
-            if inspect.signature(thing).return_annotation not in (None, "None") and "Returns" not in s: miss.append("Returns")
-            if refuses(thing) and "Raises" not in s: miss.append("Raises")
-        if bad or miss: print(ns.__name__, name, thing.__module__, bad, miss)
+@pytest.mark.parametrize(("namespace", "name"), NAMES, ids=IDS)
+def test_every_public_docstring_says_what_it_does_takes_returns_and_refuses(namespace: ModuleType, name: str):
+    assert not [*faults_of(public(namespace, name), name)]
+
+
+def planted(size: int, *names: str, **options: Any) -> int:
+    """Add a size to how many names there are.
+
+    Args:
+        size: A number.
+        *names: What is counted.
+        **options: Of no use.
+
+    Returns:
+        The sum.
+
+    Raises:
+        MupscaleError: If the size is negative.
+
+    >>> planted(1, "a")
+    2
+    """
+    if size < 0:
+        raise MupscaleError("no size is negative", code="argument.negative")
+    return size + len(names)
+
+
+def test_a_whole_docstring_has_no_fault():
+    assert not [*faults_of(planted, "planted")]
+
+
+@pytest.mark.parametrize(
+    ("there", "instead"),
+    [
+        ("Add a size to how", "adds a size to how"),
+        ("    size: A number.\n", ""),
+        ("    size: A number.\n", "    size: A number.\n    size: The same number.\n"),
+        ("    size: A number.\n", "    size: A number.\n    sizes: Another.\n"),
+        ("    **options: Of no use.\n", ""),
+        ("Returns:\n    The sum.\n\n", ""),
+        ("Raises:\n    MupscaleError: If the size is negative.\n\n", ""),
+        ("Raises:", "Refuses:"),
+        (">>> planted", "planted"),
+    ],
+)
+def test_what_lacks_a_part_is_reported(monkeypatch, there, instead):
+    """Controls: each part is left out, or said twice, or of something that is not there."""
+    whole = inspect.cleandoc(planted.__doc__ or "")
+    assert there in whole
+    monkeypatch.setattr(planted, "__doc__", whole.replace(there, instead))
+    assert [*faults_of(planted, "planted")]
+
+
+class Planted:
+    """Have a size.
+
+    >>> Planted(1).size
+    1
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def test_a_class_that_does_not_describe_what_it_takes_is_reported():
+    """Control."""
+    assert [*faults_of(Planted, "Planted")] == ["describes size 0 times"]

@@ -23,7 +23,14 @@ ACCOUNTS = ("base sunk", "base charged", "tuning charged", "both charged")
 class Cost:
     """FLOPs of the four runs, and the four accounts of what growing costs in all.
 
-    `upscaled` is the run from the upscaled start until it is as good as the run from scratch.
+    Args:
+        scratch: FLOPs of the wide run from scratch.
+        base: FLOPs of the base.
+        tuning: FLOPs of tuning noise and learning rate.
+        upscaled: FLOPs of the run from the upscaled start until it is as good as the run from scratch.
+
+    Raises:
+        MupscaleError: If one of them is negative or not finite.
 
     >>> cost = Cost(scratch=100, base=25, tuning=20, upscaled=40)
     >>> cost.both_charged, round(cost.speedup("base charged"), 2)

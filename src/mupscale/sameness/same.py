@@ -30,7 +30,7 @@ def same(
     model: Callable[[], nn.Module] | None = None,
     loss: Callable[[nn.Module], Tensor] | None = None,
 ) -> Same:
-    """Compare two checkpoints, of the same or of different formats: do they continue the same run?
+    """Tell whether two checkpoints, of the same or of different formats, continue the same run.
 
     Compared are weights, float32 copies, moments, step counts, settings of groups, schedule and random states, by name. Tensors
     are read in blocks, and nothing of a pickle is executed.

@@ -65,7 +65,9 @@ class TensorGrowth:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Reference constants for growth by k, and everything they depend on.
+    """What tuning found: the constants of a growth by k, written at the reference, and everything they depend on.
+
+    `mu.upscale(run, make, recipe=recipe)` applies it, or refuses it where it does not fit. `Recipe.read` reads it from a file.
 
     >>> recipe = Recipe("torch.optim.AdamW", {"lr": 1e-3}, 0.1, k=4, tensors={})
     >>> Recipe.from_json(recipe.to_json()) == recipe
@@ -73,36 +75,51 @@ class Recipe:
     """
 
     optimizer: str
+    """The full name of the optimizer's class."""
     constants: Mapping[str, Any]
     """lr, weight_decay, eps, … of the wide run, as written at the reference."""
     sigma: float | Mapping[str, Any] | None
     """σ̄ of the noise, one for all tensors or one for each; None where `rise` is given, and by new units."""
     k: int
+    """How many times wider the proxy grew."""
     tensors: Mapping[str, TensorGrowth]
     """The tensors of the proxy: their names show its depth, their shapes its reference, their axes its growth."""
     paired: bool = False
+    """Whether the noise sums to zero over copies, as `PairedNoise`."""
     rise: float | None = None
     """The noise as a share of what the base has learned, by which the loss rises: its size is measured on each base."""
     units: int = 0
     """The fewest units that grew in the proxy base."""
     width: int = 0
+    """The width of the proxy base."""
     reference: int = 0
+    """The width at which the constants are written."""
     plan: str = ""
+    """The hash of the plan by which the proxy grew."""
     steps: int = 0
+    """Training steps of the proxy base."""
     wide_steps: int = 0
+    """Training steps after growth."""
     batch: int | None = None
+    """The batch size of the proxy; None if it is not known."""
     schedule: str | None = None
+    """The class of the proxy's scheduler, or "none"; None if it is not known."""
     base_lr: float | None = None
     """The best learning rate of the proxy base, at the reference: the one to train bases with."""
     seed: int = 0
+    """The seed of the study."""
     loss: float | None = None
+    """The loss of the best point."""
     control: float | None = None
     """The loss of the best point without noise."""
     stay: Mapping[str, float | None] = field(default_factory=dict)
     """Losses of the proxy base's width for as many FLOPs, by how it was trained; None where it diverged."""
     tried: Sequence[Mapping[str, Any]] = field(default=())
+    """Every point that was trained, with its loss."""
     cost: Mapping[str, Any] = field(default_factory=dict)
+    """What the study has cost."""
     remarks: Sequence[str] = field(default=())
+    """What to know before it is used, such as an optimum at the edge of the grid."""
     by: str = "copies"
     """How the proxy grew: "copies", which noise parts, or "units", whose rates alone are tuned."""
 

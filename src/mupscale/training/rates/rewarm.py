@@ -52,8 +52,8 @@ def rewarm_(
         The run with one new scheduler for each optimizer.
 
     Raises:
-        MupscaleError: If a schedule has not ended, no peak is known, or `empty_state` would empty a state that holds copies of the
-            weights.
+        MupscaleError: If the run has no optimizer, no peak is known, or `empty_state` would empty a state that holds copies of
+            the weights.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 4)
