@@ -21,7 +21,7 @@ from mupscale.errors import MupscaleError, raise_faults
 from mupscale.trainers import huggingface, lightning, torchtitan
 
 NAMESPACES = (mu, mu.budgets, mu.diagnostics, mu.errors, mu.plans, mu.rules, mu.studies, mu.trainers)
-NAMES = [(namespace, name) for namespace in NAMESPACES for name in namespace.__all__]
+NAMES = [(space, name) for space in NAMESPACES for name in (*space.__all__, *getattr(space, "_unlisted", ()))]
 IDS = [f"{namespace.__name__}.{name}" for namespace, name in NAMES]
 HALVES = {
     "GrowingCheckpointManager": torchtitan.Growing,

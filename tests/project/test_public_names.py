@@ -18,6 +18,10 @@ ROOT = Path(__file__).parents[2]
 NAMESPACES = (mu, mu.budgets, mu.diagnostics, mu.errors, mu.plans, mu.rules, mu.studies, mu.trainers)
 NAMES = [(namespace, name) for namespace in NAMESPACES for name in namespace.__all__]
 IDS = [f"{namespace.__name__}.{name}" for namespace, name in NAMES]
+UNLISTED = [
+    f"{namespace.__name__}.{name}" for namespace in NAMESPACES for name in getattr(namespace, "_unlisted", ())
+]
+"""What can be imported and is in no list: types of results, for annotations."""
 MOST = 26
 """Names for growing and training; a further purpose needs a list of its own."""
 COMPARING = ("same", "assert_same_run")
@@ -51,7 +55,9 @@ def test_the_reference_has_one_entry_for_every_public_name():
     entries = re.findall(r"^::: (mupscale(?:\.\w+)*)$", page, re.M)
     entries = [entry for entry in entries if not entry.endswith("Hooks") and not entry.endswith("Growing")]
     entries += re.findall(r"^### \w+ \{#(mupscale\.\w+\.\w+)\}$", page, re.M)
-    assert sorted(entries) == sorted(IDS)
+    assert sorted(entries) == sorted(IDS + UNLISTED)
+    assert f"{len(mu.__all__)} names" in page
+    assert f"and {len(IDS) - len(mu.__all__)} more are in" in page
 
 
 def reachable(code: str = "") -> list[str]:
@@ -70,6 +76,15 @@ def test_few_names_are_reachable_from_the_top():
     assert sorted(reachable()) == sorted(mu.__all__)
     assert len({*mu.__all__} - {*COMPARING}) <= MOST
     assert {*COMPARING} <= {*mu.__all__}
+
+
+def test_what_is_not_listed_can_be_imported():
+    """Control: another name is not found."""
+    code = "import mupscale as mu; from mupscale.rules import Axis; print(mu.rules.Axis is Axis, 'Axis' in dir(mu.rules))"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout.split() == ["True", "False"]
+    with pytest.raises(AttributeError):
+        mu.rules.Axes  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_name_that_leaks_into_the_top_is_seen():
