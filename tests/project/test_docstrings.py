@@ -6,7 +6,7 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from enum import EnumType
 from functools import cache
@@ -28,6 +28,8 @@ HALVES = {
     "HuggingFaceCallback": huggingface.TrainerHooks,
     "LightningCallback": lightning.FitHooks,
 }
+READ = {name for space in NAMESPACES for name in getattr(space, "_unlisted", ())}
+"""Classes that are in no list of names. Their methods are used inside the package, and a claim is enough."""
 SECTION = re.compile(r"^(\w+):\n((?:    .*(?:\n|\Z)|\n(?=    ))+)", re.M)
 """A section of Google's style: its heading, and the indented lines below it."""
 ENTRY = re.compile(r"^    \*{0,2}(\w[\w.]*): \S", re.M)
@@ -120,27 +122,57 @@ def refuses(thing: Any) -> bool:
     return False
 
 
+def methods(thing: Any) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties that a class defines, as functions."""
+    for name, value in vars(thing).items() if inspect.isclass(thing) else ():
+        if not name.startswith("_") or name == "__call__":
+            inner = (
+                getattr(value, "fget", None)
+                or getattr(value, "func", None)
+                or getattr(value, "__func__", value)
+            )
+            if inspect.isfunction(inner):
+                yield name, inner
+
+
+def misdescribed(
+    found: Mapping[str, list[str]], passed: Sequence[str], apart: Sequence[str] = ()
+) -> Iterator[str]:
+    """Arguments that are described never or twice, and those that there are not; `apart` are described elsewhere."""
+    times = Counter([*found.get("Args", ()), *apart])
+    yield from (f"describes {n} {times[n]} times" for n in passed if times[n] != 1)
+    yield from (f"describes {n}, which it does not take" for n in times if n not in passed)
+    yield from (f"has a section {heading}" for heading in found.keys() - {"Args", "Returns", "Raises"})
+
+
 def faults_of(thing: Any, name: str) -> Iterator[str]:
     """What a docstring lacks, or says too often."""
     text = described(thing, name)
-    claim = text.partition("\n")[0]
-    if not re.fullmatch(r"(?!\w+\()[A-Z`].*[.!]", claim):
-        yield f"opens with no claim: {claim!r}"
+    yield from unclaimed(text)
     if not is_code(thing):
         return
-    found, passed = sections(text), parameters(thing)
-    times = Counter([*found.get("Args", ()), *fields(thing)])
-    yield from (f"describes {n} {times[n]} times" for n in passed if times[n] != 1)
-    yield from (f"describes {n}, which it does not take" for n in times if n not in passed)
+    found = sections(text)
+    yield from misdescribed(found, parameters(thing), fields(thing))
     if inspect.isfunction(thing):
         returns = inspect.signature(thing).return_annotation
         if (returns not in (None, "None")) != ("Returns" in found):
             yield f"returns {returns}, and says otherwise"
     if refuses(thing) and not found.get("Raises"):
         yield "does not say what it refuses"
-    yield from (f"has a section {heading}" for heading in found.keys() - {"Args", "Returns", "Raises"})
     if "\n>>> " not in text:
         yield "shows no line that runs"
+    # Hooks are called by trainers, with what their own documentation says.
+    for method, function in methods(thing) if thing not in HALVES.values() else ():
+        own = inspect.cleandoc(function.__doc__ or "")
+        yield from (f"{method} {fault}" for fault in unclaimed(own))
+        if thing.__name__ not in READ:
+            yield from (f"{method} {fault}" for fault in misdescribed(sections(own), parameters(function)))
+
+
+def unclaimed(text: str) -> Iterator[str]:
+    claim = text.partition("\n")[0]
+    if not re.fullmatch(r"(?!\w+\()[A-Z`].*[.!]", claim):
+        yield f"opens with no claim: {claim!r}"
 
 
 @pytest.mark.parametrize(("namespace", "name"), NAMES, ids=IDS)
@@ -206,7 +238,15 @@ class Planted:
     def __init__(self, size: int) -> None:
         self.size = size
 
+    def grown(self, by: int) -> int:
+        """Its size, and more."""
+        return self.size + by
+
+    def shrunk(self) -> int:
+        return self.size - 1
+
 
 def test_a_class_that_does_not_describe_what_it_takes_is_reported():
-    """Control."""
-    assert [*faults_of(Planted, "Planted")] == ["describes size 0 times"]
+    """Control: nor do its methods, one of which says nothing at all."""
+    faults = ["describes size 0 times", "grown describes by 0 times", "shrunk opens with no claim: ''"]
+    assert [*faults_of(Planted, "Planted")] == faults

@@ -83,21 +83,36 @@ class Cost:
         return self.base + self.tuning + self.upscaled
 
     def charges(self, account: str) -> Number:
-        """What an account pays before the upscaled run starts."""
+        """What an account pays before the upscaled run starts.
+
+        Args:
+            account: "base sunk", "base charged", "tuning charged" or "both charged".
+        """
         return self.total(account) - self.upscaled
 
     def total(self, account: str) -> Number:
-        """What an account pays in all."""
+        """What an account pays in all.
+
+        Args:
+            account: The account, as for `charges`.
+        """
         totals = (self.base_sunk, self.base_charged, self.tuning_charged, self.both_charged)
         return totals[ACCOUNTS.index(account)]
 
     def speedup(self, account: str) -> float:
-        """How many times cheaper growing is than training from scratch; below 1 it is more expensive."""
+        """How many times cheaper growing is than training from scratch; below 1 it is more expensive.
+
+        Args:
+            account: The account, as for `charges`.
+        """
         total = self.total(account)
         return float(self.scratch / total) if total else float("inf")
 
     def break_even(self, account: str) -> float | None:
         """How many times faster than from scratch the upscaled run must be; None where no speed is enough.
+
+        Args:
+            account: The account, as for `charges`.
 
         >>> Cost(100, 25, 20, 40).break_even("base charged"), Cost(100, 25, 80, 40).break_even("both charged")
         (1.3333333333333333, None)

@@ -150,7 +150,11 @@ class OptimizerRule:
         return faults
 
     def decay_kind(self, group: Group) -> Decay | Units | None:
-        """How this group's decay is applied; `decoupled_flag` in the group overrides the row."""
+        """How this group's decay is applied; `decoupled_flag` in the group overrides the row.
+
+        Args:
+            group: A parameter group.
+        """
         if self.decoupled_flag is not None and group.get(self.decoupled_flag):
             return Decay.DECOUPLED
         return self.decay
@@ -176,7 +180,11 @@ class OptimizerRule:
         return tuple(r for row in self.rows.values() for r in row.every_row) if self.rows else (self,)
 
     def known(self, key: str) -> bool:
-        """True for a hyperparameter whose units this row states."""
+        """True for a setting whose units this row states.
+
+        Args:
+            key: The name of the setting.
+        """
         return (
             key in UNIVERSAL
             or key in self.hyper
@@ -188,6 +196,11 @@ class OptimizerRule:
 
     def row(self, group: Group, dimensions: int, state: Mapping[str, Any] | None = None) -> OptimizerRule:
         """The row of one tensor: this one, or the one that its group, its state or its dimensions choose.
+
+        Args:
+            group: Its parameter group.
+            dimensions: How many dimensions it has.
+            state: Its state.
 
         >>> from mupscale.rules import rule_for
         >>> str(rule_for("torch.optim.Muon").row({"adjust_lr_fn": "match_rms_adamw"}, 2).lr)

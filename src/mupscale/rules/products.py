@@ -44,6 +44,7 @@ class Factor:
 
     @property
     def wide(self) -> int:
+        """Its units in the wide model, the pad included."""
         return int(self.live) + self.pad
 
     def __str__(self) -> str:

@@ -104,6 +104,7 @@ class Proxy:
 
     @property
     def optimizer_name(self) -> str:
+        """The full name of the optimizer's class."""
         return qualified_name(self.optimizer)
 
 

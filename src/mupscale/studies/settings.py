@@ -168,6 +168,9 @@ class Settings:
         """These settings with what the proxy decides: its batch, optimizer and code, and default learning rates.
 
         A study compares them too, so that a worker with another proxy cannot join it.
+
+        Args:
+            proxy: The proxy.
         """
         return replace(
             self,
@@ -222,13 +225,16 @@ class Settings:
 
     @property
     def base_ladder(self) -> Ladder:
+        """At which steps runs of the first sweep are compared."""
         return Ladder.of(self.steps, self.rungs if self.halving else (), self.keep)
 
     @property
     def wide_ladder(self) -> Ladder:
+        """At which steps runs of the second sweep are compared."""
         return Ladder.of(self.after, self.rungs if self.halving else (), self.keep)
 
     def as_json(self) -> dict[str, Any]:
+        """The settings as plain values."""
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
 
 

@@ -164,18 +164,30 @@ class Recipe:
         return {"format": FORMAT, **values}
 
     def save(self, path: str | Path) -> None:
-        """Write the recipe to a file, which `read` reads back."""
+        """Write the recipe to a file, which `read` reads back.
+
+        Args:
+            path: The file.
+        """
         Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @staticmethod
     def from_json(text: str) -> Recipe:
-        """The recipe that `to_json` wrote; anything else is refused."""
+        """The recipe that `to_json` wrote; anything else is refused.
+
+        Args:
+            text: The JSON text.
+        """
         with refuse_malformed(_MALFORMED, "recipe.malformed_record"):
             return Recipe.of_json(parse_json(text.encode(), "this is not a recipe: its JSON"))
 
     @staticmethod
     def of_json(values: Mapping[str, Any]) -> Recipe:
-        """The recipe that `as_json` gave; anything else is refused."""
+        """The recipe that `as_json` gave; anything else is refused.
+
+        Args:
+            values: The plain values.
+        """
         with refuse_malformed(_MALFORMED, "recipe.malformed_record"):
             entry = dict(values)
             if entry.pop("format", None) != FORMAT:
@@ -214,7 +226,11 @@ class Recipe:
 
     @staticmethod
     def read(path: str | Path) -> Recipe:
-        """A recipe from its file."""
+        """A recipe from its file.
+
+        Args:
+            path: The file: the recipe.json that `tune` wrote.
+        """
         if not Path(path).is_file():
             raise MupscaleError(
                 f"{path}: no such file; mupscale tune writes recipe.json into its folder",
@@ -228,7 +244,13 @@ class Recipe:
             raise MupscaleError(f"{path}: {error}", code="json.not_json") from None
 
     def check(self, plan: Plan, reference: Plan | None, optimizers: Iterable[object] = ()) -> None:
-        """Raise unless the recipe applies to growth by `plan` of the base at the wide end of `reference`."""
+        """Raise unless the recipe applies to a growth.
+
+        Args:
+            plan: The plan of the growth.
+            reference: The plan from the reference to the base; None if the base is its own reference.
+            optimizers: The optimizers of the run, or their full class names.
+        """
         raise_faults("this recipe does not apply to this run", self._faults(plan, reference, optimizers))
 
     def _faults(self, plan: Plan, reference: Plan | None, optimizers: Iterable[object]) -> list[Fault]:
@@ -265,10 +287,13 @@ class Recipe:
         return faults
 
     def since(self, plan: Plan) -> Plan | None:
-        """The plan from this recipe's reference to the base of `plan`, from shapes; None if they do not determine it.
+        """The plan from this recipe's reference to the base of a plan, from shapes; None if they do not determine it.
 
         Shapes are not enough if a tensor absorbs a constant, is made of several tensors, is padded, is laid out in
         blocks, or is a buffer that grows, or if constants of the model's code grow. Then the user gives the reference.
+
+        Args:
+            plan: The plan of the growth.
 
         >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 8x2"),))})
         >>> recipe = Recipe("torch.optim.SGD", {"lr": 0.1}, 0.1, k=2, tensors={"w": TensorGrowth((4,), ("out x2",))})
@@ -293,10 +318,12 @@ class Recipe:
         return replace(plan, tensors=tensors)
 
     def other_constants(self, groups: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Constants, other than the learning rate, whose values in `groups` differ from the recipe's.
+        """Constants, other than the learning rate, whose values differ from the recipe's.
 
-        The groups are written at the reference. A group without weight decay next to groups with it is usual (biases,
-        gains) and does not count as a difference.
+        A group without weight decay next to groups with it is usual (biases, gains) and does not count as a difference.
+
+        Args:
+            groups: The groups of an optimizer, written at the reference.
 
         >>> recipe = Recipe("torch.optim.AdamW", {"lr": 0.1, "eps": 1e-8, "weight_decay": 0.1}, 0.1, k=2, tensors={})
         >>> recipe.other_constants([{"eps": 1e-8, "weight_decay": 0.1}, {"eps": 1e-6, "weight_decay": 0.0}])
@@ -317,6 +344,11 @@ class Recipe:
         self, *, steps: int | None = None, batch: int | None = None, schedule: str | None = None
     ) -> list[str]:
         """Differences from the proxy that are allowed but may cost accuracy: few units, other steps, batch or schedule.
+
+        Args:
+            steps: Training steps after growth; None if they are not known, as for the others.
+            batch: The batch size.
+            schedule: The class of the scheduler.
 
         >>> Recipe("torch.optim.SGD", {"lr": 0.1}, 0.1, k=2, tensors={}, units=128, batch=64).differences(batch=512)
         ['the recipe was tuned with batch 64, this run has 512: the best learning rate may differ']

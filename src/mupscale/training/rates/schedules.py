@@ -97,7 +97,11 @@ class GrowthSchedule:
         raise_faults("this is not a schedule", faults)
 
     def __call__(self, step: int) -> float:
-        """The multiplier of the learning rate at a step, the first being step 0."""
+        """The multiplier of the learning rate at a step.
+
+        Args:
+            step: The step, the first being 0.
+        """
         share = self.spent(step)
         if share < self.warmup:
             return share / self.warmup
@@ -118,7 +122,11 @@ class GrowthSchedule:
         return tuple(b - a for a, b in pairwise([*starts, end]))
 
     def spent(self, step: int) -> float:
-        """The share of the budget that is spent before a step."""
+        """The share of the budget that is spent before a step.
+
+        Args:
+            step: The step, the first being 0.
+        """
         ends = [*(first for first, _ in self.later), math.inf]
         parts = (
             max(0.0, min(step, end) - first) * cost
@@ -127,7 +135,11 @@ class GrowthSchedule:
         return sum(parts) / self.budget
 
     def step_at(self, share: float) -> int:
-        """The first step before which this share of the budget is spent."""
+        """The first step before which this share of the budget is spent.
+
+        Args:
+            share: The share, from 0 to 1.
+        """
         first, cost = next(
             (stage for stage in reversed(self.stages) if self.spent(stage[0]) <= share), self.stages[0]
         )
@@ -135,9 +147,13 @@ class GrowthSchedule:
         return first + math.ceil(steps * (1 - _ROUNDING))
 
     def grown(self, step: int, step_cost: float) -> GrowthSchedule:
-        """The schedule with a further stage, in which one step costs `step_cost`; warns if it begins in the decay.
+        """The schedule with a further stage; warns if it begins in the decay.
 
         Nothing changes if a step costs as much already, so a stage that was planned or saved is begun only once.
+
+        Args:
+            step: The step at which the stage begins.
+            step_cost: What one step costs from there on, in the unit of the budget.
         """
         faults = [*wrong_whole("step", step, least=0), *_wrong_cost(step_cost)]
         last, cost = self.stages[-1]
@@ -173,6 +189,10 @@ class GrowthSchedule:
         """Begin a stage at the step where a scheduler stands. `grow` and `upscale` do this for `step_cost=`.
 
         For other changes of the cost (another batch size, a run that was narrowed), and for loops that load state dicts.
+
+        Args:
+            scheduler: The scheduler of a `GrowthSchedule`, which is changed.
+            step_cost: What one step costs from now on, in the unit of the budget.
 
         >>> import torch
         >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
