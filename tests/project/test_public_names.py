@@ -84,7 +84,7 @@ def test_what_is_not_listed_can_be_imported():
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout.split() == ["True", "False"]
     with pytest.raises(AttributeError):
-        mu.rules.Axes  # type: ignore[attr-defined]  # noqa: B018
+        mu.rules.Axes  # noqa: B018
 
 
 def test_a_name_that_leaks_into_the_top_is_seen():
