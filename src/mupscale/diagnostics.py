@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 from .lazy import exported
 
 if TYPE_CHECKING:
-    from .errors import Fault as Fault
-    from .noise.resolve import resolve_noise as resolve_noise
-    from .proofs.certificate import Certificate as Certificate
-    from .runs.provenance import Growth as Growth
-    from .runs.provenance import Provenance as Provenance
+    from .errors import Fault as Fault  # not listed
+    from .noise.resolve import resolve_noise as resolve_noise  # not listed
+    from .proofs.certificate import Certificate as Certificate  # not listed
+    from .runs.provenance import Growth as Growth  # not listed
+    from .runs.provenance import Provenance as Provenance  # not listed
     from .sharded.verify import verify_sharded as verify_sharded
     from .studies.report.report import report as report
     from .trainers.going_on import read_provenance as read_provenance
-    from .training.check.coordinates import Coordinates as Coordinates
+    from .training.check.coordinates import Coordinates as Coordinates  # not listed
     from .training.check.coordinates import coordinate_check as coordinate_check
     from .training.check.growth_numbers import growth_numbers as growth_numbers
     from .training.check.symmetry import awake as awake

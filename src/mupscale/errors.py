@@ -30,6 +30,12 @@ __all__ = ["DamagedFile", "NotExact", "Undecided", "WrongArgument"]
 class Fault(NamedTuple):
     """One thing that is wrong: its code, where it is, what was found, and what to write instead.
 
+    Args:
+        code: The name of the refusal, which stays when its words change: "plan.length".
+        where: A name to search for: a tensor, a module, a file, an option.
+        what: What was found and what was expected.
+        remedy: What to write or do; empty if nothing is known to help.
+
     >>> print(Fault("plan.length", "w", "length 5, expected 6", "pass 6"))
       w [plan.length]
         length 5, expected 6
@@ -51,7 +57,12 @@ class Fault(NamedTuple):
 class MupscaleError(Exception):
     """Raised once for everything that is wrong with a request; nothing was changed.
 
-    An error has either faults, each with a code, or a claim that says everything and a code of its own.
+    An error has either faults, each with a code, or a claim that says everything and a code of its own. `error.codes` holds them.
+
+    Args:
+        claim: One sentence that says what cannot be done.
+        faults: Everything that is wrong. Their codes decide which of the four types in `mu.errors` the error has.
+        code: The code of the claim, for an error without faults.
 
     >>> print(MupscaleError("the plan does not fit", [Fault("plan.length", "w", "length 5, expected 6", "pass 6")]))
     the plan does not fit (1 fault)

@@ -16,8 +16,8 @@ from typing import Any
 from .extras import needs
 
 Lookup = Callable[[str], Any]
-_EXPORT = re.compile(r"^    from (\.[.\w]*) import (\w+) as \2$", re.MULTILINE)
-"""One line of a namespace's block for type checkers: the module and the name."""
+_EXPORT = re.compile(r"^    from (\.[.\w]*) import (\w+) as \2(  # not listed)?$", re.MULTILINE)
+"""One line of a namespace's block for type checkers: the module, the name, and whether it is left out of lists."""
 
 
 def exported(namespace: str, extras: Mapping[str, str] | None = None) -> Lookup:
@@ -25,13 +25,18 @@ def exported(namespace: str, extras: Mapping[str, str] | None = None) -> Lookup:
 
     The block is read from the source text, so that type checkers and Python have one table. Each line of it is
     `from .module import name as name`; `from . import name as name` exports a namespace. `extras` says which names need
-    the packages of an extra. The namespace also gets `__all__`, and a `__dir__` for completion in editors and shells.
+    the packages of an extra. The namespace also gets `__all__`, and a `__dir__` for completion in editors and shells, without
+    the lines that end in `# not listed`: what is read and not written, as the types of results, for annotations.
 
     >>> exported("mupscale.rules")("Axis").__module__
     'mupscale.rules.axes'
     """
     module: Any = sys.modules[namespace]
-    places = {name: place for place, name in _EXPORT.findall(module.__loader__.get_source(namespace))}
+    lines = _EXPORT.findall(module.__loader__.get_source(namespace))
+    places, listed = (
+        {name: place for place, name, _ in lines},
+        [name for _, name, left_out in lines if not left_out],
+    )
 
     def look(name: str) -> Any:
         if name not in places:
@@ -44,8 +49,9 @@ def exported(namespace: str, extras: Mapping[str, str] | None = None) -> Lookup:
         setattr(module, name, found)
         return found
 
-    module.__all__ = [name for name, place in places.items() if place != "."]
-    module.__dir__ = lambda: sorted({*vars(module), *places})
+    module.__all__ = [name for name in listed if places[name] != "."]
+    module._unlisted = [name for name in places if name not in listed]
+    module.__dir__ = lambda: sorted({*vars(module), *listed} - {*module._unlisted})
     return look
 
 

@@ -84,6 +84,6 @@ def test_a_verb_that_works_imports_torch(words: str):
 
 def test_lazy_names_are_listed_before_they_are_used():
     """For completion in editors and shells; control: a fresh module object lists nothing of the kind."""
-    code = "import mupscale as mu; print('upscale' in dir(mu), 'studies' in dir(mu), 'Axis' in dir(mu.rules), 'Axis' in dir(mu))"
+    code = "import mupscale as mu; print('upscale' in dir(mu), 'studies' in dir(mu), 'State' in dir(mu.rules), 'State' in dir(mu))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True", "True", "False"]

@@ -31,7 +31,7 @@ def advise(
     batch: int | None = None,
     context: int = 1,
 ) -> Advice:
-    """Stay at this size, grow, or start anew with the FLOPs that are left.
+    """Compare what the FLOPs that are left can buy: stay at this size, grow, or start anew.
 
     Losses are predicted only for sizes and budgets between those of measured runs: the stored ones (small MLPs), or
     yours. Outside them the choice is "not measured at this size", and what is left is arithmetic.
@@ -46,6 +46,12 @@ def advise(
         decayed: Whether the base's schedule has ended; False for a run that is on its way.
         batch: Samples (sequences) of one step, for the number of steps.
         context: Tokens of one sample.
+
+    Returns:
+        The `choice`, how `sure` it is, and every arm that was compared, with its expected loss where that was measured.
+
+    Raises:
+        MupscaleError: If a number cannot be used, or the losses are too few to fit a law.
 
     >>> advice = advise(124e6, spent=2e18, budget=3e18, to=248e6, batch=512, context=1024)
     >>> advice.choice, [(arm.kind, round(arm.samples_per_parameter, 1), arm.phases[0].steps) for arm in advice.arms]

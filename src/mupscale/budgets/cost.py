@@ -23,7 +23,14 @@ ACCOUNTS = ("base sunk", "base charged", "tuning charged", "both charged")
 class Cost:
     """FLOPs of the four runs, and the four accounts of what growing costs in all.
 
-    `upscaled` is the run from the upscaled start until it is as good as the run from scratch.
+    Args:
+        scratch: FLOPs of the wide run from scratch.
+        base: FLOPs of the base.
+        tuning: FLOPs of tuning noise and learning rate.
+        upscaled: FLOPs of the run from the upscaled start until it is as good as the run from scratch.
+
+    Raises:
+        MupscaleError: If one of them is negative or not finite.
 
     >>> cost = Cost(scratch=100, base=25, tuning=20, upscaled=40)
     >>> cost.both_charged, round(cost.speedup("base charged"), 2)
@@ -76,21 +83,36 @@ class Cost:
         return self.base + self.tuning + self.upscaled
 
     def charges(self, account: str) -> Number:
-        """What an account pays before the upscaled run starts."""
+        """What an account pays before the upscaled run starts.
+
+        Args:
+            account: "base sunk", "base charged", "tuning charged" or "both charged".
+        """
         return self.total(account) - self.upscaled
 
     def total(self, account: str) -> Number:
-        """What an account pays in all."""
+        """What an account pays in all.
+
+        Args:
+            account: The account, as for `charges`.
+        """
         totals = (self.base_sunk, self.base_charged, self.tuning_charged, self.both_charged)
         return totals[ACCOUNTS.index(account)]
 
     def speedup(self, account: str) -> float:
-        """How many times cheaper growing is than training from scratch; below 1 it is more expensive."""
+        """How many times cheaper growing is than training from scratch; below 1 it is more expensive.
+
+        Args:
+            account: The account, as for `charges`.
+        """
         total = self.total(account)
         return float(self.scratch / total) if total else float("inf")
 
     def break_even(self, account: str) -> float | None:
         """How many times faster than from scratch the upscaled run must be; None where no speed is enough.
+
+        Args:
+            account: The account, as for `charges`.
 
         >>> Cost(100, 25, 20, 40).break_even("base charged"), Cost(100, 25, 80, 40).break_even("both charged")
         (1.3333333333333333, None)

@@ -52,24 +52,41 @@ def grow_checkpoint(
 ) -> Grown:
     """Grow a checkpoint into a larger one of the same format, as `mupscale grow` and `mupscale upscale` do.
 
-    `base` and `out` are Hugging Face directories, here or at a URL such as s3://bucket/model. `multipliers` says how many times
-    wider, for every width or by name (`{"hidden": 2, "ffn": 4}`), and `to` names sizes, layers, words and experts as the command
-    line does (`"layers=8,hidden=96"`). Without `noise` and `recipe` the result trains exactly like the base; with one of
-    them it can use its new width. `noise=mu.NewUnits()` is what `mupscale upscale` does without options: the width grows by
-    new units, `by="units"`, and they wake without a change of the loss; so does a recipe that was tuned so. Otherwise it grows by
-    copies unless `by` says so.
+    Without `noise` and `recipe` the result trains exactly like the base; with one of them it can use its new width. What
+    `mupscale upscale` does without options is `noise=mu.NewUnits()`: the width grows by new units, which wake without a change of
+    the loss. Tensors are streamed, so memory does not depend on the size of the model. A call that was interrupted is resumed by
+    the same call, and a result that is there already is not written again.
 
-    A checkpoint of Megatron, of DeepSpeed (universal) or of Lightning grows by the `plan` from its model to the wide one, as
-    by `mu.trainers.grow_megatron_checkpoint` and its like; for what only one of them takes, call that one.
+    A checkpoint of Megatron, of DeepSpeed (universal) or of Lightning grows by a `plan`; for what only one of these formats takes,
+    call `mu.trainers.grow_megatron_checkpoint` or its like.
 
-    The state of a Trainer next to the weights is carried unless `with_state` is False; `optimizer_class` is the class that
-    left it, where the file does not tell. `batch_file` holds inputs whose loss is measured before and after noise; without
-    it the model writes text itself.
+    Args:
+        base: A directory of Hugging Face, here or at a URL such as s3://bucket/model, or a checkpoint of another trainer.
+        out: The directory or file to write.
+        multipliers: How many times wider: 2 for every width, or by name, as `{"hidden": 2, "ffn": 4}`.
+        to: Sizes, layers, words and experts as the command line takes them: "layers=8,hidden=96".
+        by: "copies" or "units". By default "units" for `NewUnits`, or a recipe that was tuned so, and otherwise "copies".
+        plan: The plan from base to wide, for formats other than Hugging Face's.
+        noise: What parts copies or wakes new units.
+        recipe: Noise and learning rate as `tune` found them, in place of `noise`.
+        seed: The number on which all noise depends.
+        dtype: The dtype in which weights are stored; by default the base's.
+        with_state: Whether the state of a Trainer next to the weights is carried.
+        optimizer_class: The class that left this state, such as "torch.optim.AdamW", where the file does not tell.
+        batch_file: Inputs whose loss is measured before and after noise, as safetensors or JSON by argument name. Without it
+            the model writes text itself.
+        threads: How many threads write.
+        dry_run: Whether everything is planned and checked, and nothing is written.
+        on: A function that is called with every event: what was planned and measured, what is not carried, how many bytes are
+            written.
 
-    Tensors are streamed, so memory does not depend on the size of the model. A call that was interrupted is resumed by the
-    same call, and a result that is there already is not written again. `on` is called with events: what was planned and
-    measured, what is not carried, and how many bytes are written. With `dry_run` everything is planned and checked, and
-    nothing is written.
+    Returns:
+        Where the result lies, and its `outcome`: "written", "already there" or "dry run".
+
+    Raises:
+        NotExact: If no exact plan is found for this kind of model, on a small copy.
+        DamagedFile: If a file of the base is cut short or damaged.
+        MupscaleError: If the goal cannot be reached, the model is not supported, or an argument cannot be used.
 
     >>> import tempfile, transformers
     >>> config = transformers.LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,

@@ -79,20 +79,29 @@ def family_plan(
     declared: Declarations | Mapping[str, Any] | None = None,
     centred: bool = False,
 ) -> FamilyPlan:
-    """The plan that grows a checkpoint of this configuration, tested on a small copy; raises with reasons if none is exact.
+    """Plan the growth of a checkpoint from its configuration; the plan is tested on a small copy, and no weights are needed.
 
-    - `config` is the content of a config.json, or a directory that has one; `multipliers` is what `parse_multipliers` reads.
-    - `to` is what `--to` says: "layers=8" gives the model new blocks, which sleep until they are woken; "hidden=96,heads=6"
-      names sizes, at which zeros follow the copies where they are no whole multiples; "vocab=+64" adds words, and
-      "positions=4096" positions; "experts=8,top_k=2,expert_ffn=64" adds experts that sleep next to the dense layers, in the
-      class of "into=granitemoeshared" or the first that holds the base.
-    - `by="units"` adds new units, zeros behind the base's units, wherever that is exact; other spaces grow by copies.
-      `centred` lets new channels of a stream behind LayerNorm carry the mean of the others, where that is possible: outputs are
-      exact then, and training is not the base's. `mupscale upscale` asks for it, because it wakes what is new anyway.
-    - `export="granite"` grows Llama-like models into Granite, whose configuration shows the multipliers.
-    - `stored` are the names of the tensors in the checkpoint, which for a directory with weights are read from it; the
-      plan's `reading` says how the stock class reads them.
-    - `declared` are roles, layouts and folds as `--declare` reads them, which override what is inferred.
+    Args:
+        config: The content of a config.json, or a directory that has one.
+        multipliers: How many times wider: 2 for every width, or by name, as "hidden=2,ffn=4".
+        to: What the larger model has, as `--to` of the command line. "layers=8" adds blocks, which sleep until they are woken;
+            "hidden=96,heads=6" names sizes, at which zeros follow the copies where they are no whole multiples; "vocab=+64" adds
+            words, and "positions=4096" positions; "experts=8,top_k=2,expert_ffn=64" adds experts that sleep next to the dense
+            layers, in the class of "into=granitemoeshared" or the first that holds the base.
+        by: "copies", or "units" for new units, zeros behind those of the base, wherever that is exact.
+        architecture: The class of a configuration that does not name it.
+        export: "granite" grows Llama-like models into Granite, whose configuration shows the multipliers.
+        stored: The names of the tensors in the checkpoint. By default they are read from the directory, or those of the stock class.
+        declared: Roles, layouts and folds as `--declare` reads them; they override what is inferred.
+        centred: Whether new channels of a stream behind LayerNorm may carry the mean of the others. Outputs are exact then, and
+            training is not the base's; `mupscale upscale` asks for it, because it wakes what is new anyway.
+
+    Returns:
+        The plan with the wide configuration, what proved it, and how the stock class reads the checkpoint.
+
+    Raises:
+        NotExact: If no exact plan is found.
+        MupscaleError: If the model type is not supported, or the goal cannot be reached from this configuration.
 
     >>> sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
     >>> config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, **sizes}

@@ -37,9 +37,18 @@ _NO_VALUES = re.compile(r"\bmeta\b|data pointer", re.IGNORECASE)
 
 
 def build(make: Make, seed: int | None = None) -> nn.Module:
-    """The model that `make` returns, with every parameter on the meta device unless something is made from its value.
+    """Build a model without memory for its weights: every parameter is on the meta device unless something is made from its value.
 
-    A model in place of a factory, or one that the factory had built before, is copied.
+    Args:
+        make: A function without arguments that builds the model. A model in its place, or one that the function had built before,
+            is copied.
+        seed: The seed with which it is built; by default the state of the generators. Afterwards they are as before.
+
+    Returns:
+        The model.
+
+    Raises:
+        MupscaleError: If `make` is no such function, or it needs values of weights that do not fit into memory.
 
     >>> from mupscale.plans import on_meta
     >>> on_meta(lambda: nn.Linear(10_000, 10_000)).weight.device

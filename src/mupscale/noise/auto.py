@@ -11,11 +11,15 @@ from ..rules.noise_defaults import DEFAULT_RISE, rise_for
 
 @dataclass(frozen=True)
 class AutoNoise:
-    """`SignalNoise` whose size is chosen such that the loss rises by `rise` of what the base has learned.
+    """`SignalNoise` with the size at which the loss rises by a share of what the base has learned.
 
-    What was learned is the loss of the wide model as its factory builds it, or `untrained`, minus that of the base.
-    Without `rise` it is a 4,000th for each of the `steps` that the wide model will be trained for, at most 1; without
-    both a twentieth, or less if that would be a jump of the loss, which `upscale` warns of.
+    What was learned is the loss of the untrained wide model minus that of the base.
+
+    Args:
+        rise: The share. By default a 4,000th for each of the `steps`, at most 1, and without both a twentieth, or less if that
+            would be a jump of the loss, which `upscale` warns of.
+        untrained: The loss of the untrained model. By default it is measured on the model that the factory builds.
+        steps: How many steps the wide model will be trained for. Give this or `rise`.
 
     >>> AutoNoise(rise=0.1).share, AutoNoise(steps=1000).share, AutoNoise().share
     (0.1, 0.25, 0.05)

@@ -17,7 +17,11 @@ Sigma = float | tuple[float, ...]
 
 @dataclass(frozen=True)
 class MupNoise:
-    """The paper's Algorithm 2: one σ̄ for all tensors, or one per tensor by name.
+    """Noise with the sizes of the paper's Algorithm 2, written at the reference.
+
+    Args:
+        sigma: One σ̄ for all tensors, or one per tensor by name; a tuple has one for every matrix of a stack of experts.
+        vectors: Whether biases and gains that grow get noise too.
 
     >>> MupNoise(0.3).sigma
     0.3
@@ -25,15 +29,16 @@ class MupNoise:
 
     sigma: float | Mapping[str, Sigma]
     vectors: bool = False
-    """Whether biases and gains that grow get noise too."""
 
 
 @dataclass(frozen=True)
 class SignalNoise:
-    """Noise whose spectral norm is t times that of the widened tensor, resolved per tensor to σ̄.
+    """Noise whose spectral norm is a share of that of the grown tensor.
 
-    `t` is one number, or numbers by pattern of names: the first pattern that matches counts, and a weight that none
-    matches gets no noise.
+    Args:
+        t: The share: one number, or numbers by pattern of names. The first pattern that matches counts, and a weight that none
+            matches gets no noise.
+        vectors: Whether biases and gains that grow get noise too.
 
     >>> import torch, mupscale as mu
     >>> base = torch.nn.Linear(4, 4)
@@ -48,10 +53,15 @@ class SignalNoise:
 
 @dataclass(frozen=True)
 class PairedNoise:
-    """Noise that sums to zero over the copies along the in axis: outputs do not move, gradients of copies do.
+    """Noise that sums to zero over the copies that are read: outputs do not move, gradients of copies do.
 
-    Tensors without copies along an in axis get none and are listed. Give `sigma`, or `t` as for `SignalNoise`. Weights
-    are rounded to their dtype after the noise is added, so in bfloat16 outputs move by its rounding.
+    Tensors that read no copies get none and are listed. Weights are rounded to their dtype after the noise is added, so in
+    bfloat16 outputs move by its rounding.
+
+    Args:
+        sigma: The size as for `MupNoise`. Give this or `t`.
+        vectors: Whether biases and gains that grow get noise too.
+        t: The size as for `SignalNoise`.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.Tanh(), torch.nn.Linear(n, 1))
@@ -73,9 +83,12 @@ Readers = Literal["copied", "random"]
 class NewUnits:
     """What new units read when they wake, while nothing reads them: outputs move by rounding only.
 
-    With `readers="random"` a weight of a new unit is normal noise of `size` times the root mean square of the trained
-    weight. With "copied" it is the weight of a trained unit plus that noise, and its bias and gain are that unit's.
     Spaces that the plan grows by copies are parted as by `SplitNoise`.
+
+    Args:
+        readers: "copied" gives a new unit the weights, bias and gain of a trained unit, plus noise on the weights. "random" gives it
+            noise alone.
+        size: The size of this noise, relative to the root mean square of the trained weight.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.Tanh(), torch.nn.Linear(n, 1))

@@ -58,11 +58,21 @@ def resolve_noise(
     since: Plan | None = None,
     exempt: Exempt = NOTHING,
 ) -> NoisePlan:
-    """Fix σ̄ and the absolute size for every tensor of the wide model that gets noise.
+    """Fix the size of the noise of every tensor, before anything is drawn.
 
-    `plan` leads from the base to the wide model, `since` from the reference to the base (by default the base
-    is its own reference). `base` is a mapping of the base's tensors, or a function that measures their norms.
-    `exempt` is what the model itself leaves out: frozen weights, gains of norms, padding rows.
+    Args:
+        base: The base's tensors by name, or a function that measures them.
+        noise: The kind of noise, with its size.
+        plan: The plan from the base to the wide model.
+        seed: The number on which the noise depends.
+        since: The plan from the reference to the base. By default the base is its own reference.
+        exempt: What the model itself leaves out: frozen weights, gains of norms, padding rows.
+
+    Returns:
+        For every tensor that gets noise its σ̄, at the reference, and its standard deviation.
+
+    Raises:
+        MupscaleError: If the noise cannot be used with this plan, as where it names a tensor that is not in it.
 
     >>> from mupscale import MupNoise
     >>> from mupscale.rules import Axis

@@ -78,10 +78,17 @@ _COSINES = {own.__mro__[2]: own for own in (CosineAnnealingLR, CosineAnnealingWa
 
 
 def load_scheduler_(scheduler: Any, state: Mapping[str, Any]) -> Any:
-    """Load the state of a grown run's scheduler, and return the scheduler; use it in place of `scheduler.load_state_dict(state)`.
+    """Load the state of a grown run's scheduler, in place of `scheduler.load_state_dict(state)`.
 
     In a grown run a cosine whose `eta_min` is not 0 has a floor for every group, which torch's own class does not know. This also
-    holds for cosines inside of a SequentialLR or a ChainedScheduler. Build the scheduler before you load the optimizer's state.
+    holds for cosines inside of a SequentialLR or a ChainedScheduler.
+
+    Args:
+        scheduler: The scheduler, built before the optimizer's state is loaded.
+        state: The state dict that was saved.
+
+    Returns:
+        The same scheduler.
 
     >>> import torch
     >>> groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr} for lr in (0.4, 0.2)]

@@ -24,6 +24,12 @@ _UNREADABLE = "these declarations cannot be read"
 class Declared:
     """What you know of a model and shapes do not show, by name of tensor or pattern; it overrides everything inferred.
 
+    Args:
+        roles: Whether a growing axis is summed over, "in", or not, "out"; by axis where several grow: `{0: "out", 1: "in"}`.
+        layouts: Blocks that are copied as one, such as the size of a head; by axis where several grow: `{0: 64}`.
+        folds: Constants that tensors absorb, exactly: a fraction such as "1/2", or a root such as "2^(-1/4)".
+        plus_one: Gains that the model uses as 1 + w.
+
     >>> import torch, mupscale as mu
     >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.ReLU(), torch.nn.Linear(n, 2))
     >>> wide = mu.grow(make(4), lambda: make(8), declared=mu.Declared(layouts={"0.weight": 2, "2.weight": 2}))
@@ -32,13 +38,9 @@ class Declared:
     """
 
     roles: Mapping[str, RoleSpec] = field(default_factory=dict)
-    """Whether a growing axis is summed over, `"in"`, or not, `"out"`; by axis where several grow: `{0: "out", 1: "in"}`."""
     layouts: Mapping[str, LayoutSpec] = field(default_factory=dict)
-    """Blocks that are copied as one, such as the size of a head; by axis where several grow: `{0: 64}`."""
     folds: Mapping[str, Exact] = field(default_factory=dict)
-    """Constants that tensors absorb, exactly: a fraction such as `"1/2"`, or a root such as `"2^(-1/4)"`."""
     plus_one: Sequence[str] = ()
-    """Gains that the model uses as 1 + w."""
 
     @property
     def any(self) -> bool:

@@ -57,20 +57,31 @@ def infer_plan(
     by: By = "copies",
     order: Orders | None = None,
 ) -> Plan:
-    """The plan from `base` to `wide`, each a module or a function without arguments that builds one.
+    """Find the plan from a model to a larger one; with a loss, the plan is measured and exact for these models.
 
-    Axes that differ in size grow. `declared` says what cannot be inferred, by name pattern. `by="units"` adds new units, zeros
-    behind the units of the base, at any size; a space that cannot have zeros, as one that LayerNorm averages over, grows by
-    copies in the same plan. `by="padded"` makes copies, and zeros where no whole number of copies fits.
-    With `loss(model)`, a function that returns one number for a batch, the plan is measured: layouts that shapes
-    leave open are decided by the gradient identity, and the result is exact for these models. `example_inputs`, a tuple
-    or a dict for `forward`, does the same for a projection of the outputs. Without either, `plan.proved` says whether
-    torch's own modules decide the plan; your own code needs a measurement.
+    Axes that differ in size grow. Where the larger model has more blocks in a list, and one width with the base, the new blocks are
+    in stack order: all blocks of the base, then all of them again. They sleep until they are woken.
 
-    Where the wide model has more blocks in a list, and one width with the base, the new ones are in stack order: all blocks
-    of the base, then all of them again. `order={"blocks": [0, None, 1]}` is another order of the list `blocks`: a new block is
-    None, or the number of an earlier block that it is like, and the others are numbers of the base. A loss is needed. New
-    blocks sleep until they are woken.
+    Args:
+        base: The model to grow from, or a function without arguments that builds it.
+        wide: The larger model, or a function without arguments that builds it.
+        loss: `loss(model)`, your loss on one fixed batch. It decides layouts that shapes leave open and proves the plan, by the
+            gradients of both models in the mode the model is in, train or eval, and then in the other.
+        example_inputs: One batch for `forward`, a tuple or a dict, which does the same by a projection of the outputs.
+        declared: What shapes do not show, such as the blocks in which an axis is laid out.
+        by: "copies" copies every unit. "units" adds new units, zeros behind those of the base, at any size; a space that cannot
+            have zeros grows by copies in the same plan. "padded" makes copies, and zeros where no whole number of copies fits.
+        order: Where new blocks stand, as `{"blocks": [0, None, 1]}`: for each block of the list `blocks`, the number of the
+            block of the base that it is. A new one is None, or the number of an earlier block that it is like. Needs a `loss`.
+
+    Returns:
+        The plan. Without `loss` and `example_inputs`, `plan.proved` says whether torch's own modules decide it; code of your own
+        needs a measurement.
+
+    Raises:
+        NotExact: If no exact plan was found.
+        Undecided: If shapes, declarations and loss leave it open.
+        WrongArgument: If an argument cannot be used. These and all others are `MupscaleError`.
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> plan = infer_plan(base, lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
@@ -122,7 +133,23 @@ def plan_between(
     by: By = "copies",
     order: Orders | None = None,
 ) -> Plan:
-    """The plan from `make(base)` to `make(wide)`: two sizes of one factory. The rest is as for `infer_plan`.
+    """Find the plan from one size of a factory to another; otherwise as `infer_plan`.
+
+    Args:
+        make: A function of a size that builds the model.
+        base: The size to grow from; `make(base)` is the base.
+        wide: The size to grow to; `make(wide)` is the larger model.
+        loss: `loss(model)`, your loss on one fixed batch, which decides what shapes leave open and proves the plan.
+        example_inputs: One batch for `forward`, a tuple or a dict, in place of `loss`.
+        declared: What shapes do not show, such as the blocks in which an axis is laid out.
+        by: "copies", "units" or "padded": how widths grow.
+        order: Where new blocks stand, by the name of their list.
+
+    Returns:
+        The plan. `plan.proved` says whether it is known to be exact.
+
+    Raises:
+        MupscaleError: If `make` is no function of a size, and as for `infer_plan`.
 
     >>> plan = plan_between(lambda n: nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 2)), 4, 8)
     >>> plan["2.weight"].wide_shape, str(plan["2.weight"].change.s)

@@ -14,6 +14,6 @@ if TYPE_CHECKING:
     from ..planning.infer import plan_between as plan_between
     from ..proofs.identity import gradient_identity as gradient_identity
     from .more_experts import more_experts_plan as more_experts_plan
-    from .tensor_plan import TensorPlan as TensorPlan
+    from .tensor_plan import TensorPlan as TensorPlan  # not listed
 
 __getattr__ = exported(__name__, {"family_plan": "hf"})

@@ -42,9 +42,19 @@ ExpertsWay = Literal["asleep", "apart"]
 
 
 def more_experts_plan(base: nn.Module, wide: nn.Module, experts: tuple[int, int], groups: int = 1) -> Plan:
-    """The plan from a mixture to one with more experts and the same number for each token; nothing has proved it yet.
+    """Plan the growth of a mixture to one with more experts and the same number for each token. Nothing has proved the plan yet.
 
-    `experts` are the numbers before and after, `groups` how many groups experts stand in, each of which gets as many more.
+    Args:
+        base: The mixture.
+        wide: The same with more experts.
+        experts: How many experts there are, before and after.
+        groups: How many groups they stand in, each of which gets as many more.
+
+    Returns:
+        The plan. New experts sleep where the router has a bias that can leave them out, and are copies otherwise.
+
+    Raises:
+        MupscaleError: If the two models differ in more than the experts, or their numbers cannot be reached.
 
     >>> def mixture(experts: int) -> nn.Module:
     ...     model = nn.Module()

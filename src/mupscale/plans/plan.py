@@ -45,7 +45,7 @@ _NO_IDENTITY = ("needs", "need_kinds", "proof")
 
 @dataclass(frozen=True)
 class Plan:
-    """Every tensor of the wide model, by name.
+    """How every tensor of the wide model is made from the base: a frozen value, which can be saved, compared and hashed.
 
     `plan[name]` and `name in plan` know tied names too, and so does iteration over `plan.names`; `plan.tensors` holds
     each tensor once.
@@ -56,6 +56,7 @@ class Plan:
     """
 
     tensors: Mapping[str, TensorPlan]
+    """Every tensor of the wide model, by name, and how it is made."""
     ties: Mapping[str, str] = field(default_factory=dict)
     """Other names of a tensor, each with the name under which the tensor is planned."""
     needs: frozenset[Need] = field(default=frozenset(), compare=False)
@@ -97,7 +98,11 @@ class Plan:
         return any(tensor.chosen is not None for tensor in self.tensors.values())
 
     def planned(self, name: str) -> str:
-        """The name under which a tensor is planned: the first name of a tied tensor, otherwise `name` itself."""
+        """The name under which a tensor is planned: the first name of a tied tensor, otherwise `name` itself.
+
+        Args:
+            name: The name of a tensor of the wide model.
+        """
         return self.ties.get(name, name)
 
     def __getitem__(self, name: str) -> TensorPlan:
@@ -127,7 +132,11 @@ class Plan:
         return FrozenDict({source: tuple(names) for source, names in found.items()})
 
     def parameters(self, end: Literal["base", "wide"]) -> int:
-        """How many parameters the model at one end has."""
+        """How many parameters the model at one end has.
+
+        Args:
+            end: "base" or "wide".
+        """
         planned = [t for t in self.tensors.values() if t.kind == "parameter"]
         if end == "wide":
             return sum(prod(t.wide_shape) for t in planned)
@@ -135,11 +144,19 @@ class Plan:
         return sum({t.sources: prod(t.base_shape) for t in planned if not t.new}.values())
 
     def with_tensors(self, changes: Mapping[str, TensorPlan]) -> Plan:
-        """The plan with some tensors replaced or added. Nothing has proved the result."""
+        """The plan with some tensors replaced or added. Nothing has proved the result.
+
+        Args:
+            changes: The tensors by name.
+        """
         return replace(self, tensors={**self.tensors, **changes}, proof="none", code={})
 
     def matching(self, pattern: str) -> list[str]:
-        """Planned names that match a shell pattern; a tied name stands for its planned name."""
+        """Planned names that match a shell pattern; a tied name stands for its planned name.
+
+        Args:
+            pattern: A name, or a pattern such as "*.weight". One that matches nothing is refused.
+        """
         found = [self.planned(n) for n in self.names if n == pattern or fnmatchcase(n, pattern)]
         if not found:
             raise MupscaleError(
@@ -152,6 +169,10 @@ class Plan:
         """Make the matching tensors absorb a constant; lr, eps, decay and state follow.
 
         This is the paper's symmetry: a multiplier θ taken out of the model's code is a fold of θ here.
+
+        Args:
+            pattern: A name, or a pattern of names.
+            factor: The constant, exact: a fraction or a root as text, as "1/2".
         """
         scale = Scale.of(factor)
         return self.with_tensors(
@@ -162,7 +183,11 @@ class Plan:
         )
 
     def rename(self, names: Mapping[str, str] | Callable[[str], str]) -> Plan:
-        """The same plan with other tensor names at both ends, for a framework that names them differently."""
+        """The same plan with other tensor names at both ends, for a framework that names them differently.
+
+        Args:
+            names: The new name of each tensor, by its old one, or a function that returns it.
+        """
         new = names if callable(names) else lambda name: names.get(name, name)
         tensors = {
             new(name): replace(
@@ -192,7 +217,11 @@ class Plan:
         return replace(self, tensors=tensors, ties=ties, code={})
 
     def then(self, other: Plan) -> Plan:
-        """The plan a -> c from the plans a -> b and b -> c, exactly."""
+        """The plan a -> c from the plans a -> b and b -> c, exactly.
+
+        Args:
+            other: The plan that begins where this one ends.
+        """
         tensors: dict[str, TensorPlan] = {}
         faults: list[Fault] = []
         for name, late in other.tensors.items():
@@ -253,13 +282,21 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """The plan that `to_json` wrote; anything else is refused."""
+        """The plan that `to_json` wrote; anything else is refused.
+
+        Args:
+            text: The JSON text.
+        """
         with refuse_malformed(_MALFORMED, "plan.malformed_record"):
             return Plan.of_json(parse_json(text.encode(), f"{_MALFORMED}; its JSON", objects=_MOST_OBJECTS))
 
     @staticmethod
     def of_json(values: Mapping[str, Any]) -> Plan:
-        """The plan that `as_json` gave; anything else is refused."""
+        """The plan that `as_json` gave; anything else is refused.
+
+        Args:
+            values: The plain values.
+        """
         with refuse_malformed(_MALFORMED, "plan.malformed_record"):
             if values["format"] != FORMAT:
                 raise MupscaleError(
@@ -286,7 +323,11 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def explain(self, name: str) -> str:
-        """A description of how one tensor grows."""
+        """A description of how one tensor grows.
+
+        Args:
+            name: Its name. One that is not in the plan is refused.
+        """
         found = resolve(name, self)
         if found is None:
             raise MupscaleError(
@@ -309,7 +350,11 @@ class Plan:
 
     @staticmethod
     def identity(shapes: Iterable[tuple[str, Kind, tuple[int, ...]]]) -> Plan:
-        """The plan that changes nothing: a run copied by it is the same run."""
+        """The plan that changes nothing: a run copied by it is the same run.
+
+        Args:
+            shapes: Every tensor of the model: its name, "parameter" or "buffer", and its shape.
+        """
         return Plan(
             {
                 name: TensorPlan((name,), tuple(map(Axis.fixed, shape)), kind=kind)

@@ -64,6 +64,7 @@ class TensorPlan:
     sources: tuple[str, ...]
     """Base names: none for a new tensor, several when they are concatenated along `cat`."""
     axes: tuple[Axis, ...]
+    """One axis for every dimension: its size in the base and in the wide model, and what lies between."""
     fold: Scale = ONE
     """A constant absorbed by this tensor instead of by the model's code; part of s."""
     spread: Fraction = Fraction(1)
@@ -73,9 +74,11 @@ class TensorPlan:
     cat: int | None = None
     """The dimension along which several sources are concatenated."""
     kind: Kind = "parameter"
+    """Whether it is a parameter or a buffer."""
     fill: Fill = "zero"
     """What a tensor without a source holds; "own" keeps what the wide model computes by itself."""
     trainable: bool = True
+    """Whether it gets gradients."""
     like: str | None = None
     """Of a new tensor: the base tensor whose parameter group it joins, and whose norm decides the size of its noise."""
     quiet: bool = False

@@ -74,7 +74,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The measured proof that wide continues base; "exact" means within `tolerance`.
+    """The measured proof that a wide run continues its base; "exact" means within `tolerance`. It is true if nothing deviated.
+
+    Raises:
+        MupscaleError: If it names no failure although its worst error is above its tolerance.
 
     >>> import torch, mupscale as mu
     >>> from torch import nn
@@ -86,15 +89,23 @@ class Certificate:
     """
 
     tensors: tuple[TensorProof, ...]
+    """Every tensor: its change of units, and how far its gradient and its weight are off."""
     base_losses: tuple[float, ...]
+    """The loss of the base at each step."""
     wide_losses: tuple[float, ...]
+    """The loss of the wide run at each step."""
     moved: float
     """How far the base's weights moved, relative to their size. Steps that change nothing would prove nothing."""
     tolerance: float
+    """The relative error that counts as equal."""
     dtype: str
+    """The dtype in which the copies were compared."""
     plan_hash: str
+    """The hash of the plan that was measured."""
     memory: int
+    """Peak memory of the two copies in bytes, as it was estimated."""
     failure: Failure | None
+    """The first thing that deviates, with its likely cause; None if nothing does."""
     loss_rounding: float = 0.0
     """The relative difference of a loss that rounding alone explains; 0 where this was not measured."""
     remarks: tuple[str, ...] = ()

@@ -413,9 +413,19 @@ def compared(base: nn.Module, wide: nn.Module, plan: Plan, loss: Loss) -> Compar
 
 
 def gradient_identity(base: nn.Module, wide: nn.Module, *, loss: Loss, plan: Plan) -> Identity:
-    """Measure the identity on two live models that hold corresponding weights.
+    """Measure the gradient identity on two live models that hold corresponding weights.
 
-    `loss(model)` returns a scalar and must see the same data both times.
+    Args:
+        base: The base.
+        wide: The wide model, as `grow` made it.
+        loss: `loss(model)` returns a scalar and must see the same data both times. The models are run in the mode they are in.
+        plan: The plan from base to wide.
+
+    Returns:
+        The relative error of every tensor, and those that no gradient reached; `worst` is the largest, with its name.
+
+    Raises:
+        MupscaleError: If the plan does not fit the two models.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))

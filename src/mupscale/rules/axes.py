@@ -32,7 +32,11 @@ _FACTOR = re.compile(r"^(\d+)(?:x([1-9]\d*(?:/[1-9]\d*)?))?(?:\+(\d+))?$")
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One dimension of a tensor in its base and its wide size.
+    """One dimension of a tensor in its base and its wide size. Written with `Axis.parse`, or made by `Axis.between`.
+
+    Args:
+        segments: Its parts, one behind the other; each is a product of factors, outer to inner.
+        role: "in" for a dimension that is summed over, "out" for one that is not, None for one that does not grow.
 
     >>> axis = Axis.parse("out: 2x2 * 3")              # two blocks of three, each block twice
     >>> axis.base, axis.wide, [axis.source(i) for i in range(axis.wide)]

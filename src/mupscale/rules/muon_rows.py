@@ -78,9 +78,18 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 
 def muon_row(version: str) -> OptimizerRule:
-    """The row of a version of Muon, to register your copy of it with.
+    """Look up the row of a version of Muon, to register your copy of it with.
 
-    `register_optimizer(Muon, muon_row("moonlight"))`, and then `check_optimizer`, because copies differ.
+    Write `register_optimizer(Muon, muon_row("moonlight"))`, and then `check_optimizer`, because copies differ.
+
+    Args:
+        version: The name of the published version.
+
+    Returns:
+        The row.
+
+    Raises:
+        MupscaleError: If the version has no row; the message lists those that have one.
 
     >>> str(muon_row("moonlight").row({"use_muon": False}, 2).hyper["adamw_eps"])
     'G'

@@ -39,7 +39,15 @@ class Decay(Enum):
 class State:
     """Units of one state tensor, and its shape where that is not the shape of the weights.
 
-    A state that is a copy of the weights says so: `State(W, copy=True)`.
+    Args:
+        units: Its units, such as `G` for a first moment.
+        mean_over: The dimension that a factored moment averages away; "short" is the shorter one of the last two.
+        dropped: True if the state does not have that dimension; otherwise its size is 1.
+        stack: How many tensors lie one behind the other, in a first dimension that the weights do not have; 0 for none.
+        copy: True for a copy of the weights: an average, a master weight. It is made as the weight is, with the same noise.
+
+    Raises:
+        MupscaleError: If it is called a copy and has other units or another shape than the weights.
 
     >>> from mupscale.rules import rule_for
     >>> str(rule_for("torch.optim.Adafactor").state["row_var"].units)
@@ -48,13 +56,9 @@ class State:
 
     units: Units
     mean_over: int | Literal["short"] | None = None
-    """The dimension that a factored moment averages away; "short" is the shorter one of the last two."""
     dropped: bool = False
-    """True if the state does not have that dimension; otherwise its size is 1."""
     stack: int = 0
-    """How many tensors lie one behind the other, in a first dimension that the weights do not have; 0 for none."""
     copy: bool = False
-    """True for a copy of the weights: an average, a master weight. It is made as the weight is, with the same noise."""
 
     @property
     def may_be_a_copy(self) -> bool:
@@ -72,9 +76,30 @@ class State:
 
 @dataclass(frozen=True)
 class OptimizerRule:
-    """One row of the table.
+    """The row of an optimizer: the units of its settings and of its state.
 
-    A third-party optimizer is registered by writing its row, and proved by `check_optimizer`:
+    An optimizer of your own is registered by writing its row with `register_optimizer`, and proved by `check_optimizer`.
+
+    Args:
+        lr: The units of the learning rate: `W` for Adam and its kind, `W / G` for plain SGD.
+        hyper: Settings of a group that have units, by name; a tuple has one for each entry of the setting.
+        state: Units of the state, by name; a `State` where a tensor has another shape than the weights.
+        neutral: Settings without units, such as betas.
+        decay: How decay is applied, or its units where they do not follow from that.
+        decay_key: The name of the decay in a group.
+        decoupled_flag: A group key that, when true, turns `decay` into `Decay.DECOUPLED`.
+        refuse: Given a group and a parameter's state: why widening cannot be exact now, or None.
+        constructor_only: Settings that the optimizer reads when it is made, not from its groups.
+        entrywise: False if a step of one entry depends on others of its tensor.
+        agrees_with_mup: False if its units give another width rule than μP, so that constants cannot be moved to other widths.
+        takes_padding: False if it averages over a whole tensor and no setting can correct that for zeros.
+        blocks: A group key that counts the blocks of rows (heads) which are stepped as matrices of their own.
+        stacked: True if the first tensor of a group holds the state of all its tensors, stacked along a new first dimension.
+        by: The key by which one of `rows` is chosen: of the group or of a parameter's state, or `DIMENSIONS`.
+        rows: The rows among which is chosen, by value; `rule_by` fills it in.
+
+    Raises:
+        MupscaleError: If something that should have units has none.
 
     >>> lion = OptimizerRule(lr=W, decay=Decay.DECOUPLED, state={"exp_avg": G}, neutral={"betas"})
     >>> str(lion.state["exp_avg"].units)
@@ -86,25 +111,16 @@ class OptimizerRule:
     state: Mapping[str, Any] = field(default_factory=dict)
     neutral: frozenset[str] | set[str] = frozenset()
     decay: Decay | Units | None = None
-    """How decay is applied, or its units where they do not follow from that."""
     decay_key: str = "weight_decay"
-    """The name of the decay in a group."""
     decoupled_flag: str | None = None
-    """A group key that, when true, turns `decay` into DECOUPLED."""
     refuse: Callable[[Group, Mapping[str, Any]], str | None] | None = None
-    """Given a group and a parameter's state: why widening cannot be exact now, or None."""
     constructor_only: frozenset[str] | set[str] = frozenset()
-    """Settings that the optimizer reads when it is made, not from its groups."""
     entrywise: bool = True
     agrees_with_mup: bool = True
     takes_padding: bool = True
-    """False if it averages over a whole tensor and no setting can correct that for zeros."""
     blocks: str | None = None
-    """A group key that counts the blocks of rows (heads) which are stepped as matrices of their own."""
     stacked: bool = False
-    """True if the first tensor of a group holds the state of all its tensors, stacked along a new first dimension."""
     by: str | None = None
-    """The key by which one of `rows` is chosen: of the group or of a parameter's state, or `DIMENSIONS`."""
     rows: Mapping[Any, OptimizerRule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -134,7 +150,11 @@ class OptimizerRule:
         return faults
 
     def decay_kind(self, group: Group) -> Decay | Units | None:
-        """How this group's decay is applied; `decoupled_flag` in the group overrides the row."""
+        """How this group's decay is applied; `decoupled_flag` in the group overrides the row.
+
+        Args:
+            group: A parameter group.
+        """
         if self.decoupled_flag is not None and group.get(self.decoupled_flag):
             return Decay.DECOUPLED
         return self.decay
@@ -160,7 +180,11 @@ class OptimizerRule:
         return tuple(r for row in self.rows.values() for r in row.every_row) if self.rows else (self,)
 
     def known(self, key: str) -> bool:
-        """True for a hyperparameter whose units this row states."""
+        """True for a setting whose units this row states.
+
+        Args:
+            key: The name of the setting.
+        """
         return (
             key in UNIVERSAL
             or key in self.hyper
@@ -172,6 +196,11 @@ class OptimizerRule:
 
     def row(self, group: Group, dimensions: int, state: Mapping[str, Any] | None = None) -> OptimizerRule:
         """The row of one tensor: this one, or the one that its group, its state or its dimensions choose.
+
+        Args:
+            group: Its parameter group.
+            dimensions: How many dimensions it has.
+            state: Its state.
 
         >>> from mupscale.rules import rule_for
         >>> str(rule_for("torch.optim.Muon").row({"adjust_lr_fn": "match_rms_adamw"}, 2).lr)
@@ -198,10 +227,20 @@ DIMENSIONS = "its number of dimensions"
 
 
 def rule_by(key: str, rows: Mapping[Any, OptimizerRule]) -> OptimizerRule:
-    """Rows chosen by a key: of the group, of a parameter's state, or `DIMENSIONS`.
+    """Make one row of several, for an optimizer that is several in one class.
 
-    For an optimizer that is several in one class. Each row lists every setting of its own groups: what only another row
-    reads, and its groups hold nevertheless, is in its `neutral`.
+    Each row lists every setting of its own groups: what only another row reads, and its groups hold nevertheless, is in its
+    `neutral`.
+
+    Args:
+        key: The key by which a row is chosen: of the group, of a parameter's state, or `DIMENSIONS`.
+        rows: The rows by the value that chooses them.
+
+    Returns:
+        The row to register.
+
+    Raises:
+        MupscaleError: If one of the rows is no `OptimizerRule`.
 
     >>> adam = OptimizerRule(lr=W, hyper={"eps": G}, state={"exp_avg": G, "exp_avg_sq": G**2})
     >>> sign = OptimizerRule(lr=W, state={"momentum": G})
@@ -245,6 +284,12 @@ UNIVERSAL = {
 
 def declare_neutral(*keys: str) -> None:
     """Say that settings which you keep in groups of any optimizer have no units, such as timm's `lr_scale`.
+
+    Args:
+        *keys: The names of the settings.
+
+    Raises:
+        MupscaleError: If a key is no text.
 
     >>> declare_neutral("lr_scale")
     >>> from mupscale.rules import rule_for

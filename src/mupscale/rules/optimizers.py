@@ -47,7 +47,14 @@ def qualified_name(optimizer: type | str) -> str:
 
 
 def register_optimizer(optimizer_class: type | str, rule: OptimizerRule) -> None:
-    """State the units of a third-party optimizer, so that its runs can be widened.
+    """State the units of an optimizer that is not in torch, so that its runs can be grown.
+
+    Args:
+        optimizer_class: The class, or its full name: "lion_pytorch.Lion".
+        rule: The row with its units.
+
+    Raises:
+        MupscaleError: If the row is no `OptimizerRule`.
 
     >>> from mupscale.rules import Decay, G, W
     >>> row = OptimizerRule(lr=W, decay=Decay.DECOUPLED, state={"exp_avg": G}, neutral={"betas"})
@@ -63,7 +70,18 @@ def register_optimizer(optimizer_class: type | str, rule: OptimizerRule) -> None
 def rule_for(
     optimizer_class: type | str, *, rules: Mapping[str, OptimizerRule] | None = None
 ) -> OptimizerRule:
-    """The row of an optimizer class; one without a row is refused, never guessed.
+    """Look up the row of an optimizer class; one without a row is refused, never guessed.
+
+    Args:
+        optimizer_class: The class, or its full name: "torch.optim.AdamW".
+        rules: Rows to look in, in place of the registry.
+
+    Returns:
+        The row.
+
+    Raises:
+        Undecided: If the class has no row. The message says what to write.
+        NotExact: If it is known that no row can be exact.
 
     >>> str(rule_for("torch.optim.AdamW").hyper["eps"])
     'G'

@@ -21,7 +21,12 @@ from ..errors import MupscaleError
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """`size` units that become k·size + pad.
+    """One factor of an axis: `size` units that become k · size + pad.
+
+    Args:
+        size: Its units in the base.
+        k: How many copies each has.
+        pad: How many zeros follow them.
 
     >>> factor = Factor(16, Fraction(3), pad=2)
     >>> str(factor), factor.wide
@@ -39,6 +44,7 @@ class Factor:
 
     @property
     def wide(self) -> int:
+        """Its units in the wide model, the pad included."""
         return int(self.live) + self.pad
 
     def __str__(self) -> str:

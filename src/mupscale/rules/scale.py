@@ -53,7 +53,10 @@ def _factorise(number: int) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A positive number as a product of primes with rational exponents.
+    """A positive number as a product of primes with rational exponents, so that scales multiply and compare exactly.
+
+    Args:
+        powers: Pairs of prime and exponent. Write `Scale.of("1/2")` instead.
 
     >>> half = Scale.of("1/2")
     >>> half * Scale.of(2) == Scale.of(1), str(half ** Fraction(1, 4)), float(half)

@@ -17,11 +17,18 @@ from .scale import Scale
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """The units of a quantity: powers of the weight, of the gradient, and of sizes.
+    """The units of a quantity: powers of the weight, of the gradient, and of sizes. Written as a product: `W / G`.
 
-    `filled` is the share of a tensor that is not zero padding. Only quantities that average over a
-    whole tensor (Adafactor's) depend on it. `rows`, `columns` and `short` are sizes of the matrix that an
-    optimizer sees in a tensor, and `blocks` counts such matrices; only Muon and its relatives depend on them.
+    Args:
+        weight: The power of the weight.
+        gradient: The power of the gradient.
+        filled: The power of the share of a tensor that is not zero padding. Only quantities that average over a whole tensor
+            (Adafactor's) have it.
+        rows: The power of the rows of the matrix that an optimizer sees in a tensor. Only Muon and its relatives have this and the
+            following.
+        columns: The power of its columns.
+        short: The power of the smaller of both.
+        blocks: The power of the number of such matrices in a tensor.
 
     >>> str(W / G), str((W / G) ** Fraction(1, 2)), str(G**2 * ROWS)
     ('W G^-1', 'W^1/2 G^-1/2', 'G^2 rows')
@@ -88,10 +95,16 @@ BLOCKS = Units(blocks=Fraction(1))
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of units of one tensor: s, c, filled, and r which follows from s r c = 1.
+    """The change of units of one tensor: s, c, and r, which follows from s r c = 1.
 
-    `rows`, `columns`, `short` and `blocks` say how many times larger the sizes of its matrices became. They are 1 until
-    `matrices.py` fills them in for an optimizer whose units have them.
+    Args:
+        s: The weight scale.
+        c: How many copies each entry has.
+        filled: How many times larger the share that is not zero padding became.
+        rows: How many times more rows its matrices have; 1 unless an optimizer's units depend on it, as for the following.
+        columns: How many times more columns.
+        short: How many times larger the smaller of both is.
+        blocks: How many times more matrices there are.
 
     >>> change = Change(s=Scale.of("1/2"), c=Fraction(6))      # k_in = 2, k_out = 3
     >>> str(change.r), str(change.factor(W / G))

@@ -62,8 +62,11 @@ class Growth:
     auto: Mapping[str, Any] | None = None
     """How the size of the noise was chosen, if it was."""
     lr: float | None = None
+    """The learning rate that was set after growth, at the reference."""
     peak_lr: float | None = None
+    """The peak that was set, at the reference."""
     recipe: Mapping[str, Any] | None = None
+    """The recipe that was applied, without its trials."""
     loss: Mapping[str, Any] | None = None
     """`before` and `after` the noise."""
     carried: Mapping[str, Any] = field(default_factory=dict)
@@ -75,7 +78,9 @@ class Growth:
     loaded: Mapping[str, Any] | None = field(default=None, compare=False)
     """What loading on this rank has read and sent; no part of what the growth is."""
     mupscale: str | None = __version__
+    """The version of mupscale that grew it."""
     torch: str | None = field(default_factory=lambda: str(torch.__version__))
+    """The version of torch that grew it."""
 
     def __post_init__(self) -> None:
         for name in _NAMES:
@@ -121,6 +126,7 @@ class Provenance(Mapping[str, Any]):
     """
 
     growths: tuple[Growth, ...] = ()
+    """Every growth, oldest first."""
     undone: tuple[Growth, ...] = ()
     """Growths that `narrow` took back, in that order. What their noise did to the mean of the copies is still there."""
     version: int = VERSION

@@ -18,7 +18,22 @@ from .provenance import Provenance
 
 @dataclass(frozen=True, init=False)
 class Run:
-    """What training needs to continue: model, optimizers, schedulers, an average of the weights, the steps taken.
+    """A model with everything that trains it: optimizers, schedulers, an average of the weights, the steps taken.
+
+    Args:
+        model: The module that is trained.
+        optimizers: One optimizer, or a list. May be left out, as everything but the model.
+        schedulers: One learning rate scheduler, or a list.
+        plan: The plan that made this run wide, if one did; `grow` and `upscale` fill it in.
+        since: The plan from the reference, where constants such as the learning rate are written, to this model. None when the
+            model is its own reference.
+        ema: An average of the weights, a module or named tensors, which grows with them.
+        steps: How many optimizer steps have been taken.
+        earlier: `plan` and `since` of the runs that this one was grown from, the latest last; `narrow` goes back to them.
+        provenance: How this run was made, growth by growth: plan, seed, noise, versions. Save `provenance.as_json()` with the weights.
+
+    Raises:
+        MupscaleError: If the model is no module, an optimizer no optimizer, or a plan no plan.
 
     >>> import torch
     >>> model = nn.Linear(4, 4)
@@ -32,15 +47,10 @@ class Run:
     schedulers: tuple[Any, ...]
     ema: nn.Module | Mapping[str, Tensor] | None
     steps: int
-    """How many optimizer steps have been taken."""
     plan: Plan | None
-    """The plan that made this run wide, if one did."""
     since: Plan | None
-    """The plan from the reference to this model; None when the model is its own reference."""
     earlier: tuple[tuple[Plan | None, Plan | None], ...]
-    """`plan` and `since` of the runs that this one was widened from, the latest last; `narrow` goes back to them."""
     provenance: Provenance
-    """How this run was made, growth by growth: plan, seed, noise, versions. Save `provenance.as_json()` with the weights."""
 
     def __init__(
         self,

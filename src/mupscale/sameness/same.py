@@ -30,14 +30,29 @@ def same(
     model: Callable[[], nn.Module] | None = None,
     loss: Callable[[nn.Module], Tensor] | None = None,
 ) -> Same:
-    """Whether two checkpoints, of the same or of different formats, continue the same run: the result is true or false.
+    """Tell whether two checkpoints, of the same or of different formats, continue the same run.
 
     Compared are weights, float32 copies, moments, step counts, settings of groups, schedule and random states, by name. Tensors
-    are read in blocks, and nothing of a pickle is executed. `profile` is "strict" (bit for bit), "standard" or "relaxed".
-    `config` is the model's `config.json`, for names of Megatron or torchtitan where neither checkpoint tells the sizes of heads.
-    With a `batch`, inputs by name or a file of them, the stock model is run with the weights of both: the losses, and how far gradients
-    and one step of the optimizer are apart, are in `measured`. `model` builds one of your own, and `loss` takes the place of the batch.
-    The result lists what differs and what it does to training; what cannot be told is listed too, and makes it false.
+    are read in blocks, and nothing of a pickle is executed.
+
+    Args:
+        a: The checkpoint that a run had, in any format.
+        b: The checkpoint that should continue it, in any format.
+        profile: How far they may be apart: "strict" (bit for bit), "standard" or "relaxed".
+        threads: How many threads read.
+        config: The model's `config.json`, or its directory. For names of Megatron or torchtitan where neither checkpoint tells the
+            sizes of heads.
+        batch: Inputs by name, or a file of them. The stock model is run on them with the weights of both; the losses, and how
+            far gradients and one step of the optimizer are apart, are in `measured`.
+        model: A function that builds a model of your own, in place of the stock one.
+        loss: `loss(model)`, which is measured in place of a batch.
+
+    Returns:
+        What differs, and what it does to training. It is true if nothing does; what the checkpoints do not tell is listed
+        too, and makes it false.
+
+    Raises:
+        MupscaleError: If a checkpoint cannot be read, or an argument cannot be used.
 
     >>> import mupscale as mu, tempfile, torch
     >>> model = torch.nn.Linear(2, 3)
@@ -74,6 +89,15 @@ def reported(
 
 def assert_same_run(a: Location | Path | str, b: Location | Path | str, *, profile: str = "strict") -> None:
     """Fail a test unless two checkpoints continue the same run; the message lists every difference.
+
+    Args:
+        a: The checkpoint that a run had, in any format.
+        b: The checkpoint that should continue it, in any format.
+        profile: How far they may be apart: "strict" (bit for bit), "standard" or "relaxed".
+
+    Raises:
+        AssertionError: If they differ, or if what is there cannot tell.
+        MupscaleError: If a checkpoint cannot be read.
 
     >>> import mupscale as mu, tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -64,17 +64,32 @@ def load_grown_(
     prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
-    """Fill the run `wide` from `base`, each rank its own shards, and return it with its provenance.
+    """Fill a larger run from a smaller checkpoint or run, each rank its own shards.
 
-    `base` is a directory of torch.distributed.checkpoint or a Hugging Face directory, here or at a URL, or the base
-    run itself, live on the same ranks. `plan` leads from the base to the wide model, `since` from the reference to the base;
-    without it the base is its own reference. Optimizers of the wide run must be in units (`param_groups` or
-    `step_in_units_`) and get their state if the base has it; their settings and schedulers are not changed.
+    Parameters on the meta device get memory and remain the same objects. Optimizers get their state if the base has it; their
+    settings and schedulers are not changed. On any error every rank raises the same error, and a model whose loading had
+    begun is filled with NaN; arguments that do not fit are refused before anything is touched. All ranks must call it.
 
-    Parameters on the meta device get memory and remain the same objects. Buffers that are in no checkpoint must
-    have been computed (`on_meta` does this) or be computed by `init(model)`. `prefix` names the set of tensors if
-    a checkpoint holds several. A plan that was not proved is refused unless `prove=False`. On any error every rank raises the same error, and a model
-    whose loading had begun is filled with NaN; arguments that do not fit are refused before anything is touched.
+    Args:
+        base: A directory of torch.distributed.checkpoint or of Hugging Face, here or at a URL, or the base run itself, live on
+            the same ranks.
+        wide: The larger run, or its model alone. Its optimizers must be in units, from `param_groups` or by `step_in_units_`.
+        plan: The plan from the base to the wide model, from `plan_between` or `family_plan`.
+        noise: What parts copies or wakes new units. Without it the result trains exactly like the base.
+        seed: The number on which the noise depends.
+        since: The plan from the reference to the base, or the base's run. By default the base is its own reference.
+        init: `init(model)` computes buffers that are in no checkpoint. Models made by `on_meta` have them already.
+        device: Where parameters on the meta device get memory.
+        group: The process group whose ranks load together; by default all.
+        prefix: The name of the set of tensors, where a checkpoint holds several.
+        prove: False loads by a plan that nothing has proved.
+        rules: Rows to use in place of the registry of optimizers, by full class name.
+
+    Returns:
+        The run `wide` with its provenance; for a model alone, a run around it.
+
+    Raises:
+        MupscaleError: If the plan is not proved, or the checkpoint does not fit it.
 
     >>> import tempfile, mupscale as mu, torch.distributed.checkpoint as dcp
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))

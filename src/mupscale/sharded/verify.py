@@ -47,10 +47,26 @@ def verify_sharded(
     group: dist.ProcessGroup | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Certificate:
-    """Measure whether `wide`, just loaded without noise, continues `base`; every rank returns the same certificate.
+    """Measure on all ranks whether a run that was just loaded, without noise, continues `base`.
 
-    `step(run, i)` takes one optimizer step on the i-th batch of this rank and returns the loss. It is called
-    with the same i and the same random seed for both runs. All ranks of `group` must call this function.
+    Real training steps are taken side by side; weights, optimizers and schedulers are as before afterwards.
+
+    Args:
+        base: The base run, live on the same ranks.
+        wide: The run that `load_grown_` filled.
+        step: `step(run, i)` takes one optimizer step on the i-th batch of this rank and returns the loss. It is called with the
+            same i and the same random seed for both runs.
+        plan: The plan from base to wide. By default that of the run `wide`.
+        steps: How many steps are taken.
+        tolerance: The relative error that counts as equal. By default that of the weights' dtype.
+        group: The process group, all ranks of which must call this function; by default all.
+        rules: Rows to use in place of the registry of optimizers, by full class name.
+
+    Returns:
+        The same certificate on every rank; true if the runs agree.
+
+    Raises:
+        MupscaleError: If the runs cannot be compared. A run that deviates raises nothing: it is in the certificate.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))

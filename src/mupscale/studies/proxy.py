@@ -32,9 +32,26 @@ Train = Callable[[Run, int, ReportLoss], object]
 
 @dataclass(frozen=True)
 class Proxy:
-    """What a study trains.
+    """The small model that a study trains, and how.
 
-    `train(run, steps, report)` loops over `range(run.steps, steps)` and ends each turn with `report(step, loss)`.
+    Args:
+        build: `build(width)` returns the model.
+        train: `train(run, steps, report)` loops over `range(run.steps, steps)` and ends each turn with `report(step, loss)`.
+        optimizer: The class of the optimizer.
+        settings: Reference constants other than the learning rate: weight_decay, eps, betas, …
+        schedule: `schedule(optimizer, steps)` returns a scheduler for that many steps; the loop steps it:
+            `for s in run.schedulers: s.step()`.
+        loss: `loss(model)`, for the search of layouts that shapes do not determine.
+        device: Where models are trained; by default where `build` makes them.
+        batch: The batch size, recorded in the recipe.
+        plan: `plan(base, wide, by)` returns the plan between two widths, where it is known; by default it is inferred from `build`
+            and `loss`.
+        flops: `flops(width)` returns the FLOPs of one step; a file that has inputs() gets them counted.
+        digest: Identifies the proxy, so that a study cannot be continued with another one; by default a hash of its functions'
+            code.
+
+    Raises:
+        MupscaleError: If a function is missing or takes other arguments.
 
     >>> proxy = Proxy(build=lambda width: nn.Linear(3, width), train=lambda run, steps, report: None)
     >>> proxy.optimizer_name
@@ -45,20 +62,13 @@ class Proxy:
     train: Train
     optimizer: type[Optimizer] = torch.optim.AdamW
     settings: dict[str, Any] = field(default_factory=dict)
-    """Reference constants other than the learning rate: weight_decay, eps, betas, …"""
     schedule: Callable[[Optimizer, int], Any] | None = None
-    """A scheduler for that many steps; the loop steps it: `for s in run.schedulers: s.step()`."""
     loss: Callable[[nn.Module], Tensor] | None = None
-    """A loss for the search of layouts that shapes do not determine."""
     device: str | None = None
     batch: int | None = None
-    """The batch size, recorded in the recipe."""
     plan: Callable[[int, int, Way], Plan] | None = None
-    """The plan between two widths, by copies or by units, where it is known; by default it is inferred from `build` and `loss`."""
     flops: Callable[[int], int] | None = None
-    """FLOPs of one step at a width; a file that has inputs() gets them counted."""
     digest: str = ""
-    """Identifies the proxy, so that a study cannot be continued with another one; by default a hash of its functions' code."""
 
     def __post_init__(self) -> None:
         faults = missing_functions(self, build=("width",), train=("run", "steps", "report"))
@@ -94,6 +104,7 @@ class Proxy:
 
     @property
     def optimizer_name(self) -> str:
+        """The full name of the optimizer's class."""
         return qualified_name(self.optimizer)
 
 

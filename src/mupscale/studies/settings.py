@@ -40,7 +40,33 @@ _RATES: Mapping[str, tuple[int, int]] = {
 class Settings:
     """The two sweeps of a study. Two workers with unequal settings do not share one.
 
-    `mupscale tune --help` describes each field; the last five are filled in from the proxy.
+    Args:
+        width: The width of the small base, in units; 100 or more transfer best.
+        k: How many times wider the grown one is, 2 or more.
+        steps: Training steps of the small base.
+        wide_steps: Training steps after growth; by default as many.
+        reference: The width at which constants are written down; by default the small base's. For a target that was trained
+            without μP, the target's.
+        lrs: Learning rates of the small base, at the reference; by default a range that suits the optimizer.
+        noises: Sizes of noise, with which it grows by copies; zero is always included. None for new units, which have none.
+        scheme: What the sizes are: "t", "sigma", "paired" or "rise"; "units" without sizes. By default "t" if there are sizes.
+        factors: Learning rates after growth, as multiples of the base's best.
+        halving: Whether runs are compared on their way and the worse ones end.
+        rungs: At which fractions of the steps they are compared.
+        keep: The fraction of the runs that continue after a comparison.
+        extend: How often the grid may be extended beyond an edge.
+        seed: The seed of initialisation and noise.
+        control_at_base: Whether zero noise is run at the base's width, which by the theorem is the same run for a fraction of
+            the cost.
+        stay: Whether the base's width is also trained for as many FLOPs, which shows whether growing beats not growing.
+        batch: The batch size. This and what follows are filled in from the proxy.
+        optimizer: The full name of the optimizer's class.
+        constants: Reference constants other than the learning rate, as text.
+        proxy: The digest of the user's file or functions.
+        flops: FLOPs of a step at the base's width and at k times it, where the proxy can count them.
+
+    Raises:
+        MupscaleError: If a setting cannot be used.
 
     >>> settings = Settings(width=32, k=4, steps=100, lrs=[0.001, 0.002, 0.004])
     >>> settings.after, settings.wide_ladder.rungs
@@ -54,9 +80,7 @@ class Settings:
     reference: int | None = None
     lrs: Sequence[float] | None = None
     noises: Sequence[float] | None = None
-    """Sizes of noise; None for new units, which have none."""
     scheme: str = ""
-    """What the sizes are, or "units". Left out, it is "t" if there are sizes, and "units" if there are none."""
     factors: Sequence[float] = (0.25, 0.5, 1.0, 2.0, 4.0)
     halving: bool = True
     rungs: Sequence[float] = RUNGS
@@ -68,11 +92,8 @@ class Settings:
     batch: int | None = None
     optimizer: str = ""
     constants: str = ""
-    """Reference constants other than the learning rate, as text."""
     proxy: str = ""
-    """Digest of the user's file or functions."""
     flops: Sequence[int] | None = None
-    """FLOPs of a step at the base's width and at k times it, where the proxy can count them."""
 
     def __post_init__(self) -> None:
         if not self.scheme:
@@ -147,6 +168,9 @@ class Settings:
         """These settings with what the proxy decides: its batch, optimizer and code, and default learning rates.
 
         A study compares them too, so that a worker with another proxy cannot join it.
+
+        Args:
+            proxy: The proxy.
         """
         return replace(
             self,
@@ -201,13 +225,16 @@ class Settings:
 
     @property
     def base_ladder(self) -> Ladder:
+        """At which steps runs of the first sweep are compared."""
         return Ladder.of(self.steps, self.rungs if self.halving else (), self.keep)
 
     @property
     def wide_ladder(self) -> Ladder:
+        """At which steps runs of the second sweep are compared."""
         return Ladder.of(self.after, self.rungs if self.halving else (), self.keep)
 
     def as_json(self) -> dict[str, Any]:
+        """The settings as plain values."""
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
 
 

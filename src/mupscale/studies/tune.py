@@ -36,14 +36,26 @@ def tune(
     every: float = 30.0,
     beat: float = 10.0,
 ) -> Recipe:
-    """Tune the learning rate on the pair width -> k · width; the recipe, also written to folder/recipe.json.
+    """Tune the learning rate, and noise if asked for, on a small model and the same model grown.
 
-    Sweep 1 finds the learning rate of the proxy base (`lrs`), sweep 2 that of the proxy grown by new units (`factors` times the
-    best), next to the base trained on. With `noises` or a `scheme` the proxy grows by copies, and noise is tuned too. Everything is written at the `reference` width, by
-    default the proxy's own. `storage` is `postgresql://…` or a journal file, by default one in the folder; calls
-    that share storage, folder and settings share the study, and a call that is repeated continues it. Checkpoints are
-    written `every` so many seconds, and every `beat` seconds a worker shows that it is alive. Progress is logged to
-    the logger "mupscale".
+    The first sweep finds the learning rate of the small model, the second that of the grown one, next to the small one trained on.
+    Calls that share storage, folder and settings share the study, whatever machine they run on, and a call that is repeated
+    continues it. Progress is logged to the logger "mupscale".
+
+    Args:
+        proxy: What is trained: a `Proxy`, or the file or module that defines `build` and `train`.
+        settings: What the sweeps try, and at which widths.
+        storage: Where the study is kept: `postgresql://…`, or a journal file; by default one in the folder.
+        study: The name of the study.
+        folder: Where checkpoints and results are written.
+        every: Seconds between checkpoints.
+        beat: Seconds between signs of life of a worker.
+
+    Returns:
+        The recipe, which is also written to recipe.json in the folder.
+
+    Raises:
+        MupscaleError: If a setting cannot be used, or the study was begun with others.
 
     >>> import tempfile, torch
     >>> from torch import nn

@@ -35,7 +35,16 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
 def read_provenance(wide: Grown) -> Provenance:
-    """The history of a run, of a grown directory, or of a checkpoint in which a trainer continues one.
+    """Read the history of growths of a run, of a grown directory, or of a checkpoint in which a trainer continues one.
+
+    Args:
+        wide: The run, the directory or the file.
+
+    Returns:
+        The history, oldest growth first; empty for a run that has not grown.
+
+    Raises:
+        MupscaleError: If the directory or file has no record of growth.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -138,11 +147,24 @@ def optimizer_for(
     rules: Mapping[str, OptimizerRule] | None = None,
     **constants: Any,
 ) -> AnyOptimizer:
-    """A fresh optimizer for a grown model: the constants you would give the base, in each tensor's units.
+    """Build a fresh optimizer for a grown model: the constants you would give the base, in each tensor's units.
 
-    `since` is the directory that `mupscale upscale` wrote, the run, or the plan from the reference to `model`. The optimizer
-    is a class, or a name of the Trainer's `optim=`. `model` may also be the `SentenceTransformer` of such a directory. For the
-    state a Trainer left there, keep the stock optimizer and use the callback, or `step_in_units_`.
+    For the state that a Trainer left in a grown directory, keep the stock optimizer and use the callback, or `step_in_units_`.
+
+    Args:
+        model: The model, or the `SentenceTransformer` of a grown directory.
+        since: The directory that `mupscale upscale` wrote, the run, or the plan from the reference to `model`.
+        optimizer_class: The class, or a name of the Trainer's `optim=`.
+        parameters: Which parameters, for several optimizers: pairs of name and parameter, or a function of both that picks.
+        no_decay: Patterns of names that get no weight decay.
+        rules: Rows to use in place of the registry of optimizers, by full class name.
+        **constants: lr, eps, weight_decay and others, written at the reference.
+
+    Returns:
+        The optimizer, an object of that class.
+
+    Raises:
+        MupscaleError: If the directory has no record of growth, and as for `param_groups`.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))

@@ -30,15 +30,20 @@ from .sentences import in_sentence_model
 
 
 class TrainerHooks:
-    """The stock `Trainer` trains a grown model with it: `Trainer(..., callbacks=[HuggingFaceCallback("./wide")])`.
+    """A callback with which the stock `Trainer` trains a grown model: `Trainer(..., callbacks=[HuggingFaceCallback("./wide")])`.
 
     Every step uses each tensor's own learning rate, eps and decay, and clips by the norm that is the same at
     every width. The scheduler, the logged rate and what is saved stay those of the stock Trainer, written at
-    the reference, so a later checkpoint is resumed in the same way. Takes the grown directory,
-    the run, or the plan from the reference to the model. `SentenceTransformerTrainer` takes it too.
+    the reference, so a later checkpoint is resumed in the same way. `SentenceTransformerTrainer` takes it too.
 
-    A run with a `GrowthSchedule` needs `step_cost`, what one step costs from now on. `rewarm` is the schedule to start
-    if that of the checkpoint has ended, up to half of its peak or to `peak_lr`; a checkpoint of the rewarmed run continues it.
+    Args:
+        since: The grown directory, the run, or the plan from the reference to the model.
+        peak_lr: The peak of `rewarm`, written at the reference. By default half of the earlier peak.
+        step_cost: What one step costs from now on; needed if the checkpoint has a `GrowthSchedule`.
+        rewarm: The schedule to start if that of the checkpoint has ended. A checkpoint of the rewarmed run continues it.
+
+    Raises:
+        MupscaleError: If `since` has no record of growth, or the settings of the schedule contradict each other.
 
     >>> from torch import nn
     >>> import mupscale as mu

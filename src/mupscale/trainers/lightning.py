@@ -24,15 +24,20 @@ _SHARDING = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAF
 
 
 class FitHooks:
-    """Lightning trains a grown model with it: `Trainer(callbacks=[LightningCallback("wide.ckpt")])`.
+    """A callback with which Lightning trains a grown model: `Trainer(callbacks=[LightningCallback("wide.ckpt")])`.
 
     Every step uses each tensor's own learning rate, eps and decay, and `gradient_clip_val` clips by the norm that is
     the same at every width. Schedulers, logged rates and what is saved stay as they are, written at the reference.
-    Takes the grown checkpoint, a grown directory, the run, or the plan from the reference to the model; `prefix` is
-    what the module puts before the plan's names.
 
-    A run with a `GrowthSchedule` needs `step_cost`, what one step costs from now on. `rewarm` is the schedule to start
-    if that of the checkpoint has ended, up to half of its peak or to `peak_lr`; a checkpoint of the rewarmed run continues it.
+    Args:
+        since: The grown checkpoint, a grown directory, the run, or the plan from the reference to the model.
+        peak_lr: The peak of `rewarm`, written at the reference. By default half of the earlier peak.
+        step_cost: What one step costs from now on; needed if the checkpoint has a `GrowthSchedule`.
+        rewarm: The schedule to start if that of the checkpoint has ended. A checkpoint of the rewarmed run continues it.
+        prefix: What the module puts before the plan's names.
+
+    Raises:
+        MupscaleError: If `since` has no record of growth, or the settings of the schedule contradict each other.
 
     >>> from torch import nn
     >>> import mupscale as mu

@@ -29,11 +29,22 @@ def titan_plan(
     small: tuple[Any, Any] | None = None,
     declared: Declared | None = None,
 ) -> Plan:
-    """The plan between two model configs of torchtitan, made on the meta device: heads grow, their size and grouping stay.
+    """Plan the growth between two model configs of torchtitan, on the meta device: heads grow, their size and grouping stay.
 
-    Layouts are read off the attention modules, for models of any size; what cannot be read off is refused until it is
-    declared, as for `infer_plan`. `small`, a narrow and a wide config of the same kind of model, small enough to run,
-    proves what was read off: the same declarations are measured on them.
+    Layouts are read off the attention modules, for models of any size.
+
+    Args:
+        base: The config of the base.
+        wide: The config of the wide model.
+        small: A narrow and a wide config of the same kind of model, small enough to run. They prove what was read off: the same
+            declarations are measured on them.
+        declared: What cannot be read off.
+
+    Returns:
+        The plan; proved if `small` is given.
+
+    Raises:
+        MupscaleError: If something can neither be read off nor is declared, or the small pair grows by another plan.
 
     >>> from types import SimpleNamespace
     >>> make = lambda n: nn.Sequential(nn.Embedding(9, n), nn.RMSNorm(n), nn.Linear(n, 9))

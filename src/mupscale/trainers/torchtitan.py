@@ -35,11 +35,25 @@ _TRAINER = "train_state"
 class Growing:
     """The checkpoint manager of a wide torchtitan job: `initial_load_path` names a narrow checkpoint, and it grows.
 
-    `Config` adds to torchtitan's own: `base`, the ModelSpec of the narrow run; `noise` and `seed` as for `upscale`;
-    `reference`, the ModelSpec at which the constants were written where the base was itself grown; `declared`, further
-    declarations for `titan_plan`; `small`, two small ModelSpecs that prove the plan, without which it is refused unless
-    `prove`. Every step uses each tensor's own learning rate, eps and decay, and `max_norm` clips
-    by the norm that is the same at every width. Rates, schedules and what is saved stay written at the reference.
+    Every step uses each tensor's own learning rate, eps and decay, and `max_norm` clips by the norm that is the same at every
+    width. Rates, schedules and what is saved stay written at the reference. torchtitan makes the manager; what you write is its
+    `Config`, which adds to torchtitan's own:
+
+    - `base`: the ModelSpec of the narrow run
+    - `noise` and `seed`: as for `upscale`
+    - `reference`: the ModelSpec at which the constants were written, where the base was itself grown
+    - `declared`: further declarations for `titan_plan`
+    - `small`: two small ModelSpecs that prove the plan, without which it is refused unless `prove` is false
+
+    Args:
+        config: The `Config`.
+        model_parts: The wide model, as torchtitan shards it.
+        optimizers: torchtitan's container of optimizers.
+        states: What else torchtitan saves and loads.
+        **rest: What torchtitan's own manager takes besides.
+
+    Raises:
+        MupscaleError: If the plan is not proved, or the job uses what cannot be carried.
 
     >>> hasattr(Growing, "dcp_load")                          # beyond torchtitan's own: it grows what it loads
     True

@@ -65,7 +65,9 @@ class TensorGrowth:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Reference constants for growth by k, and everything they depend on.
+    """What tuning found: the constants of a growth by k, written at the reference, and everything they depend on.
+
+    `mu.upscale(run, make, recipe=recipe)` applies it, or refuses it where it does not fit. `Recipe.read` reads it from a file.
 
     >>> recipe = Recipe("torch.optim.AdamW", {"lr": 1e-3}, 0.1, k=4, tensors={})
     >>> Recipe.from_json(recipe.to_json()) == recipe
@@ -73,36 +75,51 @@ class Recipe:
     """
 
     optimizer: str
+    """The full name of the optimizer's class."""
     constants: Mapping[str, Any]
     """lr, weight_decay, eps, … of the wide run, as written at the reference."""
     sigma: float | Mapping[str, Any] | None
     """σ̄ of the noise, one for all tensors or one for each; None where `rise` is given, and by new units."""
     k: int
+    """How many times wider the proxy grew."""
     tensors: Mapping[str, TensorGrowth]
     """The tensors of the proxy: their names show its depth, their shapes its reference, their axes its growth."""
     paired: bool = False
+    """Whether the noise sums to zero over copies, as `PairedNoise`."""
     rise: float | None = None
     """The noise as a share of what the base has learned, by which the loss rises: its size is measured on each base."""
     units: int = 0
     """The fewest units that grew in the proxy base."""
     width: int = 0
+    """The width of the proxy base."""
     reference: int = 0
+    """The width at which the constants are written."""
     plan: str = ""
+    """The hash of the plan by which the proxy grew."""
     steps: int = 0
+    """Training steps of the proxy base."""
     wide_steps: int = 0
+    """Training steps after growth."""
     batch: int | None = None
+    """The batch size of the proxy; None if it is not known."""
     schedule: str | None = None
+    """The class of the proxy's scheduler, or "none"; None if it is not known."""
     base_lr: float | None = None
     """The best learning rate of the proxy base, at the reference: the one to train bases with."""
     seed: int = 0
+    """The seed of the study."""
     loss: float | None = None
+    """The loss of the best point."""
     control: float | None = None
     """The loss of the best point without noise."""
     stay: Mapping[str, float | None] = field(default_factory=dict)
     """Losses of the proxy base's width for as many FLOPs, by how it was trained; None where it diverged."""
     tried: Sequence[Mapping[str, Any]] = field(default=())
+    """Every point that was trained, with its loss."""
     cost: Mapping[str, Any] = field(default_factory=dict)
+    """What the study has cost."""
     remarks: Sequence[str] = field(default=())
+    """What to know before it is used, such as an optimum at the edge of the grid."""
     by: str = "copies"
     """How the proxy grew: "copies", which noise parts, or "units", whose rates alone are tuned."""
 
@@ -147,18 +164,30 @@ class Recipe:
         return {"format": FORMAT, **values}
 
     def save(self, path: str | Path) -> None:
-        """Write the recipe to a file, which `read` reads back."""
+        """Write the recipe to a file, which `read` reads back.
+
+        Args:
+            path: The file.
+        """
         Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @staticmethod
     def from_json(text: str) -> Recipe:
-        """The recipe that `to_json` wrote; anything else is refused."""
+        """The recipe that `to_json` wrote; anything else is refused.
+
+        Args:
+            text: The JSON text.
+        """
         with refuse_malformed(_MALFORMED, "recipe.malformed_record"):
             return Recipe.of_json(parse_json(text.encode(), "this is not a recipe: its JSON"))
 
     @staticmethod
     def of_json(values: Mapping[str, Any]) -> Recipe:
-        """The recipe that `as_json` gave; anything else is refused."""
+        """The recipe that `as_json` gave; anything else is refused.
+
+        Args:
+            values: The plain values.
+        """
         with refuse_malformed(_MALFORMED, "recipe.malformed_record"):
             entry = dict(values)
             if entry.pop("format", None) != FORMAT:
@@ -197,7 +226,11 @@ class Recipe:
 
     @staticmethod
     def read(path: str | Path) -> Recipe:
-        """A recipe from its file."""
+        """A recipe from its file.
+
+        Args:
+            path: The file: the recipe.json that `tune` wrote.
+        """
         if not Path(path).is_file():
             raise MupscaleError(
                 f"{path}: no such file; mupscale tune writes recipe.json into its folder",
@@ -211,7 +244,13 @@ class Recipe:
             raise MupscaleError(f"{path}: {error}", code="json.not_json") from None
 
     def check(self, plan: Plan, reference: Plan | None, optimizers: Iterable[object] = ()) -> None:
-        """Raise unless the recipe applies to growth by `plan` of the base at the wide end of `reference`."""
+        """Raise unless the recipe applies to a growth.
+
+        Args:
+            plan: The plan of the growth.
+            reference: The plan from the reference to the base; None if the base is its own reference.
+            optimizers: The optimizers of the run, or their full class names.
+        """
         raise_faults("this recipe does not apply to this run", self._faults(plan, reference, optimizers))
 
     def _faults(self, plan: Plan, reference: Plan | None, optimizers: Iterable[object]) -> list[Fault]:
@@ -248,10 +287,13 @@ class Recipe:
         return faults
 
     def since(self, plan: Plan) -> Plan | None:
-        """The plan from this recipe's reference to the base of `plan`, from shapes; None if they do not determine it.
+        """The plan from this recipe's reference to the base of a plan, from shapes; None if they do not determine it.
 
         Shapes are not enough if a tensor absorbs a constant, is made of several tensors, is padded, is laid out in
         blocks, or is a buffer that grows, or if constants of the model's code grow. Then the user gives the reference.
+
+        Args:
+            plan: The plan of the growth.
 
         >>> plan = Plan({"w": TensorPlan(("w",), (Axis.parse("out: 8x2"),))})
         >>> recipe = Recipe("torch.optim.SGD", {"lr": 0.1}, 0.1, k=2, tensors={"w": TensorGrowth((4,), ("out x2",))})
@@ -276,10 +318,12 @@ class Recipe:
         return replace(plan, tensors=tensors)
 
     def other_constants(self, groups: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Constants, other than the learning rate, whose values in `groups` differ from the recipe's.
+        """Constants, other than the learning rate, whose values differ from the recipe's.
 
-        The groups are written at the reference. A group without weight decay next to groups with it is usual (biases,
-        gains) and does not count as a difference.
+        A group without weight decay next to groups with it is usual (biases, gains) and does not count as a difference.
+
+        Args:
+            groups: The groups of an optimizer, written at the reference.
 
         >>> recipe = Recipe("torch.optim.AdamW", {"lr": 0.1, "eps": 1e-8, "weight_decay": 0.1}, 0.1, k=2, tensors={})
         >>> recipe.other_constants([{"eps": 1e-8, "weight_decay": 0.1}, {"eps": 1e-6, "weight_decay": 0.0}])
@@ -300,6 +344,11 @@ class Recipe:
         self, *, steps: int | None = None, batch: int | None = None, schedule: str | None = None
     ) -> list[str]:
         """Differences from the proxy that are allowed but may cost accuracy: few units, other steps, batch or schedule.
+
+        Args:
+            steps: Training steps after growth; None if they are not known, as for the others.
+            batch: The batch size.
+            schedule: The class of the scheduler.
 
         >>> Recipe("torch.optim.SGD", {"lr": 0.1}, 0.1, k=2, tensors={}, units=128, batch=64).differences(batch=512)
         ['the recipe was tuned with batch 64, this run has 512: the best learning rate may differ']

@@ -19,9 +19,19 @@ from .universal import SETTINGS, STEP
 
 
 def universal_groups(wide: Location | str, model: nn.Module) -> list[dict[str, Any]]:
-    """Parameter groups of the wide model, in the order and with the settings of a grown checkpoint.
+    """Make the parameter groups of the wide model in the order and with the settings of a grown DeepSpeed checkpoint.
 
     ZeRO 1 and 2 load group by group, and leave out without a word what the engine has more groups for.
+
+    Args:
+        wide: The checkpoint that `grow_universal_checkpoint` wrote.
+        model: The wide model.
+
+    Returns:
+        The groups, to build the optimizer from.
+
+    Raises:
+        MupscaleError: If the checkpoint has no groups with names, or the model lacks one of the parameters.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -37,10 +47,20 @@ def universal_groups(wide: Location | str, model: nn.Module) -> list[dict[str, A
 
 
 def load_universal_(engine: Any, wide: Location | str) -> Any:
-    """Load a grown checkpoint into a DeepSpeed engine whose optimizer has its groups; returns what the user had saved.
+    """Load a grown checkpoint into a DeepSpeed engine whose optimizer was built from `universal_groups`.
 
     `engine.load_checkpoint` alone is enough for ZeRO 1 and 2, with the right groups. In ZeRO 3 it leaves every group the
     settings of the first and one tensor that counts steps for all: here each gets its own.
+
+    Args:
+        engine: What `deepspeed.initialize` returns first.
+        wide: The checkpoint that `grow_universal_checkpoint` wrote.
+
+    Returns:
+        What the user had saved with the checkpoint.
+
+    Raises:
+        MupscaleError: If it is no engine, its config does not enable universal checkpoints, or its groups are others.
 
     >>> import mupscale as mu
     >>> try:

@@ -60,12 +60,27 @@ def grow_universal_checkpoint(
     prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, str]:
-    """Write the universal checkpoint from which a wide DeepSpeed engine continues; returns what was not carried, with reasons.
+    """Write the universal checkpoint from which a wide DeepSpeed engine continues.
 
-    `base` is the directory that holds `latest_universal`. Weights, first and second moments are grown tensor by tensor, each in
-    its units. Its groups are those that units ask for: build the wide optimizer from `universal_groups(out, model)`, and load
-    with `load_universal_(engine, out)`. The optimizer is known from what it keeps, unless `optimizer_class`
-    names it ("torch.optim.AdamW"). Without `noise` the result trains exactly like the base. Run it again to resume.
+    Weights, first and second moments are grown tensor by tensor, each in its units, in the groups that units ask for: build the
+    wide optimizer from `universal_groups(out, model)`, and load with `load_universal_(engine, out)`. A call that was interrupted is
+    resumed by the same call.
+
+    Args:
+        base: The directory that holds `latest_universal`.
+        out: The directory to write.
+        plan: The plan from the base to the wide model.
+        noise: What parts copies or wakes new units. Without it the result trains exactly like the base.
+        seed: The number on which the noise depends.
+        optimizer_class: The class of the optimizer, "torch.optim.AdamW", where what it keeps does not tell.
+        prove: False grows by a plan that nothing has proved.
+        rules: Rows to use in place of the registry of optimizers, by full class name.
+
+    Returns:
+        What was not carried, with the reason of each.
+
+    Raises:
+        MupscaleError: If it is no universal checkpoint, the plan is not proved, or does not fit it.
 
     >>> import tempfile, torch, mupscale as mu
     >>> plan = mu.plans.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4)

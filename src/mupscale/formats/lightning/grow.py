@@ -56,13 +56,23 @@ def grow_lightning_checkpoint(
     """Write the checkpoint from which `trainer.fit(wide_model, ckpt_path=out)` continues.
 
     With a plan by new units, `mu.infer_plan(base, wide, by="units", loss=loss)`, and `noise=mu.NewUnits()` it is what `mu.upscale`
-    makes: the new units are awake, the loss is the base's, and weights have the bits of `mu.upscale` with the same seed. Without
-    `noise` it trains exactly like the base.
+    makes, to the bit with the same seed.
 
-    `prefix` is what the LightningModule puts before the plan's names. An optimizer is known from what it keeps, unless
-    named in `optimizer_classes`. One made from `self.parameters()`, or from named parameters, needs nothing more; for others
-    `names` holds, for every optimizer, its parameters' names group by group. A plan that was not proved is refused
-    unless `prove=False`.
+    Args:
+        base: The checkpoint that Lightning wrote.
+        out: The file to write.
+        plan: The plan from the base to the wide model.
+        noise: What parts copies or wakes new units. Without it the result trains exactly like the base.
+        seed: The number on which the noise depends.
+        optimizer_classes: The full name of each optimizer's class, or None where what it keeps tells.
+        prefix: What the LightningModule puts before the plan's names.
+        names: For every optimizer its parameters' names, group by group. Needed unless it was made from `self.parameters()` or
+            from named parameters.
+        prove: False grows by a plan that nothing has proved.
+        rules: Rows to use in place of the registry of optimizers, by full class name.
+
+    Raises:
+        MupscaleError: If it is no such checkpoint, the plan is not proved, or something cannot be carried.
 
     >>> import tempfile, mupscale as mu
     >>> plan, base = mu.plans.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4), torch.nn.Linear(2, 2)

@@ -38,15 +38,29 @@ def grow_megatron_checkpoint(
     prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> dict[str, str]:
-    """Write the checkpoint from which a wide Megatron job continues; returns what was not carried, with reasons.
+    """Write the checkpoint from which a wide Megatron job continues.
 
-    `base` is a folder with `latest_checkpointed_iteration.txt`, or the folder of one iteration, in the format torch_dist or
-    fsdp_dtensor. `plan` leads from the base's `GPTModel` on one rank to the wide one. Weights, their float32 copies, first
-    and second moments are grown tensor by tensor, each in its units. Without `noise` the result trains exactly like the base.
-    Build the wide optimizer with `config_overrides=megatron_overrides(out)`, and load with Megatron's own loader.
+    Weights, their float32 copies, first and second moments are grown tensor by tensor, each in its units. Build the wide optimizer
+    with `config_overrides=megatron_overrides(out)`, and load with Megatron's own loader. A run that was stopped is resumed by the
+    same call.
 
-    Groups of torch_dist do not say which tensors they hold: Megatron's rule is taken, unless `names` lists them group
-    by group. A run that was stopped is resumed by the same call.
+    Args:
+        base: A folder with `latest_checkpointed_iteration.txt`, or the folder of one iteration, in the format torch_dist or
+            fsdp_dtensor.
+        out: The folder to write.
+        plan: The plan from the base's `GPTModel` on one rank to the wide one.
+        noise: What parts copies or wakes new units. Without it the result trains exactly like the base.
+        seed: The number on which the noise depends.
+        optimizer_class: The class of the optimizer, "torch.optim.AdamW", where what it keeps does not tell.
+        names: The parameters' names group by group, where groups of torch_dist are not by Megatron's own rule.
+        prove: False grows by a plan that nothing has proved.
+        rules: Rows to use in place of the registry of optimizers, by full class name.
+
+    Returns:
+        What was not carried, with the reason of each.
+
+    Raises:
+        MupscaleError: If it is no such checkpoint, the plan is not proved, or does not fit it.
 
     >>> import tempfile, torch, mupscale as mu
     >>> plan = mu.plans.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4)

@@ -12,9 +12,19 @@ from ...rules.axes import Layout
 
 
 def megatron_layouts(base: nn.Module, wide: nn.Module) -> dict[str, dict[int, Layout]]:
-    """The `Declared(layouts=…)` of a plan between two `GPTModel`s on one rank: fused query, key and value by groups, gate and up by halves.
+    """Find the layouts of a plan between two of Megatron's `GPTModel`s: fused query, key and value by groups, gate and up by halves.
 
     The size of heads and the number of queries in a group stay; `num_attention_heads` and `num_query_groups` grow by one factor.
+
+    Args:
+        base: The base on one rank.
+        wide: The wide model on one rank.
+
+    Returns:
+        What to pass as `Declared(layouts=…)` to `infer_plan`.
+
+    Raises:
+        MupscaleError: If heads or groups have other sizes in the wide model.
 
     >>> from types import SimpleNamespace
     >>> def make(heads):

@@ -19,7 +19,16 @@ _LAYER = re.compile(r"\blayers\.\d+\.")
 
 
 def megatron_overrides(wide: Location | str) -> dict[Any, dict[str, Any]]:
-    """The `config_overrides` of Megatron's `get_megatron_optimizer` for a grown checkpoint: every tensor's rates, decay and eps.
+    """Make the `config_overrides` of Megatron's `get_megatron_optimizer`: every tensor's rates, decay and eps.
+
+    Args:
+        wide: The folder that `grow_megatron_checkpoint` wrote, or that the wide job has saved since.
+
+    Returns:
+        The overrides, by Megatron's own keys.
+
+    Raises:
+        MupscaleError: If the checkpoint was not grown, or Megatron is not installed.
 
     >>> import tempfile, mupscale as mu
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -20,10 +20,19 @@ def report(
     storage: Any = None,
     study: str | Sequence[str] = "mupscale",
 ) -> Path:
-    """Write index.html and its pictures; the page's path.
+    """Write the page about studies: index.html and its pictures. Needs the extra `plot`.
 
-    A folder is where `tune` kept a study; `storage` and `study` are those that it was given, one name for all folders
-    or one for each. `out` is by default `report` in the folder, or in this directory when there are several.
+    Args:
+        *folders: Where `tune` kept the studies.
+        out: The folder to write to. By default `report` in the folder, or in this directory when there are several.
+        storage: The storage that `tune` was given.
+        study: The name that `tune` was given: one for all folders, or one for each.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        MupscaleError: If a folder has no study, or there are other numbers of folders and names.
 
     >>> try:
     ...     report("nowhere")

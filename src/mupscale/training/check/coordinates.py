@@ -30,6 +30,10 @@ Probe = Callable[[nn.Module], Any]
 class Coordinates:
     """The measured changes by module, one number per width.
 
+    Args:
+        widths: The widths that were compared.
+        changes: By name of module the change of its output at each width; the whole model is "".
+
     >>> Coordinates((64, 128, 256), {"readout": (0.5, 0.25, 0.125)}).slopes
     {'readout': -1.0}
     """
@@ -87,9 +91,23 @@ def coordinate_check(
     steps: int = 4,
     seeds: int = 4,
 ) -> Coordinates:
-    """Measure how far every module's output moves in `steps` steps, at several widths, averaged over seeds.
+    """Measure how far every module's output moves in the first steps, at several widths, averaged over seeds.
 
-    `start(width, seed)` returns a fresh run, `step(run, i)` trains it, `probe(model)` runs a fixed batch.
+    In μP the changes do not depend on the width, so every slope is near 0.
+
+    Args:
+        start: `start(width, seed)` returns a fresh run.
+        step: `step(run, i)` takes one training step on batch i.
+        probe: `probe(model)` runs a fixed batch.
+        widths: The widths that are compared.
+        steps: How many steps are taken before the outputs are compared.
+        seeds: Over how many seeds the changes are averaged.
+
+    Returns:
+        The change of every module's output at every width, and its slope.
+
+    Raises:
+        MupscaleError: If there are too few widths, or a function takes other arguments.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))

@@ -15,15 +15,24 @@ from .symmetry import awake, noise_shares, symmetry
 
 
 def growth_numbers(base: Run, wide: Run, *, loss: Loss | None = None) -> dict[str, float]:
-    """What growth did, as named numbers.
+    """Say what growth did, as named numbers for a tracker. Neither run is changed.
 
     - `lr_before` and `lr_after`: the learning rate at the reference, the largest of all groups.
-    - `loss_before` and `loss_after`, `grad_norm_before` and `grad_norm_after` (at the reference), measured with `loss`; without
-      it, the losses that `upscale` recorded. They are equal where no noise was added.
+    - `loss_before` and `loss_after`, `grad_norm_before` and `grad_norm_after` (at the reference), measured with `loss`. They are
+      equal where no noise was added.
     - `noise`: how large the noise is next to the weights, `symmetry`: how far copies have parted, `awake`: how awake new parts
       are; each the largest of all tensors, where there are any.
 
-    Neither run is changed.
+    Args:
+        base: The run before growth.
+        wide: The run after growth.
+        loss: `loss(model)` on one fixed batch, measured on both. Without it the losses that `upscale` recorded are given.
+
+    Returns:
+        The numbers by name.
+
+    Raises:
+        MupscaleError: If one of the two is no run.
 
     >>> from torch import nn
     >>> import mupscale as mu

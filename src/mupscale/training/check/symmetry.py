@@ -27,9 +27,17 @@ from ...tensors.making import Making
 
 
 def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float]:
-    """For every tensor with copies, the share of its norm that differs between them: 0 is equal, 1 is unrelated.
+    """Measure how far copies have parted: for every tensor with copies, the share of its norm that differs between them.
 
-    `plan` is the plan that made the copies. The default is the plan by which the run was widened.
+    Args:
+        wide: The run, or its model with `plan`.
+        plan: The plan that made the copies. By default the plan by which the run was grown.
+
+    Returns:
+        A number by tensor: 0 is equal, 1 is unrelated.
+
+    Raises:
+        MupscaleError: If no plan is known, or it does not fit the model.
 
     >>> import mupscale as mu
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -46,11 +54,20 @@ def symmetry(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, fl
 
 
 def awake(wide: Run | nn.Module, *, plan: Plan | None = None) -> dict[str, float]:
-    """For every tensor with new entries, the share of its norm that lies in them: 0 is asleep, 1 is all of it.
+    """Measure how awake new parts are: for every tensor with new entries, the share of its norm that lies in them.
 
     New entries are the whole of a new tensor, and the zeros behind the copies in a padded one. New gains are left out: they
-    are 1 from the start, and weight decay moves them although their block is asleep. `plan` is the plan that made the new
-    parts. The default is the plan by which the run was widened.
+    are 1 from the start, and weight decay moves them although their block is asleep.
+
+    Args:
+        wide: The run, or its model with `plan`.
+        plan: The plan that made the new parts. By default the plan by which the run was grown.
+
+    Returns:
+        A number by tensor: 0 is asleep, 1 is all of it.
+
+    Raises:
+        MupscaleError: If no plan is known, or it does not fit the model.
 
     >>> import mupscale as mu
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -99,10 +116,20 @@ class NoiseShare(NamedTuple):
 
 
 def noise_shares(base: Run, wide: Run) -> dict[str, NoiseShare]:
-    """For every tensor with noise, its size relative to the weight, and what rounding took of it.
+    """Measure the noise that arrived in every tensor, and what rounding took of it.
 
     Where rounding takes more than a tenth, keep float32 master weights, or use larger noise. The sizes that were asked for,
     and the loss before and after, are in `wide.provenance`.
+
+    Args:
+        base: The run before growth.
+        wide: The run that `upscale` returned, not trained since.
+
+    Returns:
+        By tensor with noise its `share`, relative to the weight, and how much of it was `lost`.
+
+    Raises:
+        MupscaleError: If the wide run has no record of noise.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))

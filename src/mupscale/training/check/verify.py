@@ -62,12 +62,34 @@ def verify(
     tolerance: float | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Certificate:
-    """Measure whether `wide` (a factory, or a run to be checked as it is) continues `base`; returns the certificate.
+    """Measure whether a larger run continues `base`, on copies of both; dropout is off.
 
-    `step(run, i)` takes one optimizer step on the i-th batch and returns the loss. It is called on copies of both runs
-    with the same random seed. With `batches`, a data loader for example, each batch is drawn once, and `step(run, batch)`
-    gets the same one for both runs. Without a step, `loss(model)` tests only the gradient identity, and
-    `example_inputs`, as for `grow`, only that of the outputs. `declared` is as for `grow`. Dropout is off.
+    With `step`, real training steps are taken side by side. With `loss` or `example_inputs` alone, only gradients are compared.
+
+    Args:
+        base: The run to compare with, or its model alone. It is not changed.
+        wide: A run, which is checked as it is. Or a function that builds the larger model, or that model, into which a copy of
+            `base` is grown.
+        step: `step(run, i)` takes one optimizer step on the i-th batch and returns the loss. It is called on both runs with
+            the same random seed.
+        batches: A data loader or a list. Each batch is drawn once, and `step(run, batch)` gets it for both runs.
+        loss: `loss(model)`, your loss on one fixed batch. Its gradients are compared in the mode the model is in, train or eval,
+            and then in the other. Next to `step` it only helps to find a plan.
+        example_inputs: One batch for `forward`, a tuple or a dict, in place of `loss`.
+        plan: The plan from base to wide. By default that of the run `wide`, or one that is found.
+        declared: What shapes do not show, such as the blocks in which an axis is laid out.
+        steps: How many steps are taken.
+        dtype: The dtype in which copies are compared.
+        tolerance: The relative error that counts as equal. By default that of the dtype.
+        rules: Rows to use in place of the registry of optimizers, by full class name.
+
+    Returns:
+        A certificate with the error of every tensor and every step. It is true if the runs agree; `raise_if_broken()` raises
+        if they do not.
+
+    Raises:
+        MupscaleError: If there is nothing to measure with, an argument cannot be used, or no plan is found. A run that
+            deviates raises nothing: it is in the certificate.
 
     >>> import torch
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))

@@ -25,11 +25,20 @@ from .left_behind import hand_over_
 
 
 def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
-    """The run with noise on the weights that its last growth copied; optimizer state and schedulers are kept.
+    """Part the copies of a run's last growth with noise; optimizer state and schedulers are kept.
 
-    Averages and master copies of the weights get the same noise. The run itself is not changed. `SignalNoise` is
-    relative to the weights as they are now. A seed whose numbers the run has already in its weights, by its provenance,
-    draws others.
+    Averages and master copies of the weights get the same noise.
+
+    Args:
+        wide: A run that has grown by copies. It is not changed.
+        noise: `SignalNoise`, relative to the weights as they are now, or `MupNoise`.
+        seed: The number on which the noise depends. If its numbers are in the weights already, by the provenance, others are drawn.
+
+    Returns:
+        A new run with the noise in its weights and in its provenance.
+
+    Raises:
+        MupscaleError: If the run has no plan, or the kind of noise is one that only `upscale` can add.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: torch.nn.Sequential(torch.nn.Linear(3, n), torch.nn.Tanh(), torch.nn.Linear(n, 1))

@@ -47,15 +47,35 @@ def grow(
     prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
-    """Grow a run: the result continues `base` exactly, at the width of `wide`, a factory or a module.
+    """Grow a run exactly: the larger run trains as `base` would have trained.
 
-    `by="copies"` copies every unit and divides what reads it; `by="units"` adds units that are zero and stay asleep until
-    `upscale` or noise wakes them. Both are exact.
-    A plan is found and measured with `loss(model)`, your loss on one batch, or with `example_inputs`, a tuple or a
-    dict for `forward`; a given `plan` is measured. `declared` says what shapes do not show, as for `infer_plan`.
-    Neither is needed for a plan that was proved before, or if torch's own modules decide it. Otherwise the run is
-    refused, or widened without a proof if `prove=False`, which its provenance records. Tensors keep the base's dtype
-    and device. A run with a `GrowthSchedule` needs `step_cost`, what one step costs from now on.
+    Tensors keep the base's dtype and device. A plan that nothing proves is refused: pass `loss` or `example_inputs` if the model
+    has code of its own. A plan that was proved before, or that torch's own modules decide, needs neither.
+
+    Args:
+        base: The run to grow, or its model alone. It is not changed.
+        wide: A function without arguments that builds the larger model, or that model.
+        by: "copies" copies every unit and divides the weights that read it. "units" adds units that are zero, and sleep until
+            `upscale` wakes them, and copies where zeros cannot be had. "padded" makes copies, and zeros where no whole number of
+            copies fits. All are exact.
+        loss: `loss(model)`, your loss on one fixed batch. It proves the plan, and does nothing else: gradients of both models are
+            compared in the mode the model is in, train or eval, and then in the other, where a deviation refuses nothing.
+        example_inputs: One batch for `forward`, a tuple or a dict, which proves the plan by a projection of the outputs. For
+            models whose loss is not at hand; give this or `loss`.
+        plan: The plan to grow by, from `infer_plan` or an earlier growth. Without it one is found.
+        declared: What shapes do not show, such as the blocks in which an axis is laid out.
+        step_cost: What one step costs from now on, in the unit of the schedule's budget. Needed if, and only if, the run has a
+            `GrowthSchedule`.
+        prove: False grows by a plan that nothing has proved, and `provenance` says so.
+        rules: Rows to use in place of the registry of optimizers, by full class name.
+
+    Returns:
+        A new run that shares no memory with `base`: model, optimizers with their state, schedulers, averages, and `provenance`.
+
+    Raises:
+        NotExact: If the two models differ by more than the growth, or an optimizer or schedule cannot be continued exactly.
+        Undecided: If nothing proves the plan, or a `loss` or a declaration is needed to find one.
+        WrongArgument: If an argument cannot be used. These and all others are `MupscaleError`.
 
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> wide = grow(Run(base), lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
@@ -97,6 +117,18 @@ def narrow(
     """Narrow a run: every entry is the average of its copies, and new units are dropped. Undoes `grow`.
 
     A warning names new units that are in use: without them the loss is another one.
+
+    Args:
+        wide: The run to narrow, or its model alone. It is not changed.
+        base: A function without arguments that builds the smaller model, or that model.
+        plan: The plan from the smaller model to the larger one. By default the plan by which the run was grown last.
+        rules: Rows to use in place of the registry of optimizers, by full class name.
+
+    Returns:
+        A new run at the smaller size, with the reference and the history from before the growth.
+
+    Raises:
+        MupscaleError: If no plan is known, or it does not fit the two models or an optimizer.
 
     >>> def make(n): return nn.Sequential(nn.Linear(3, n), nn.Linear(n, 2))
     >>> base = make(4)

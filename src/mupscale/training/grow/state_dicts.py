@@ -33,8 +33,18 @@ def grow_state_dict(state: Mapping[str, Tensor], plan: Plan, *, prove: bool = Tr
     """Grow a model's state dict. Keys keep their spelling, and tied tensors stay tied.
 
     A buffer that grows and is not in the state dict (`persistent=False`) causes a warning, because the wide model
-    computes values of its own for it; pass it in `state` too. Buffers that the plan leaves to the wide model
-    (`fill="own"`) are not in the result. A plan that was not proved is refused unless `prove=False`.
+    computes values of its own for it; pass it in `state` too.
+
+    Args:
+        state: The state dict of the base.
+        plan: The plan from the base to the wide model.
+        prove: False grows by a plan that nothing has proved.
+
+    Returns:
+        The state dict of the wide model, without buffers that the plan leaves to it (`fill="own"`).
+
+    Raises:
+        MupscaleError: If the plan is not proved, or does not fit the state dict.
 
     >>> from mupscale.plans import plan_between
     >>> plan = plan_between(lambda n: nn.Linear(n, n), 2, 4)
@@ -116,11 +126,21 @@ def grow_optimizer_state_dict(
 ) -> dict[str, Any]:
     """Grow an optimizer's state dict. Groups are split where the factors of their tensors differ.
 
-    `names` gives the parameters' names in the order of the groups if the state dict has none. Load the
-    result into `optimizer_class(groups_for(model, result))`. A new scheduler starts at the rate of the groups. With
-    `keep_initial_lr=True` the groups keep the `initial_lr` of the base's schedule, in new units, for a scheduler that
-    continues it: `LambdaLR(optimizer, function, last_epoch=step)`. A plan that was not proved is refused unless
-    `prove=False`.
+    Args:
+        state: The state dict of the base's optimizer.
+        plan: The plan from the base to the wide model.
+        optimizer_class: The class of the optimizer.
+        names: The parameters' names in the order of the groups, if the state dict has none.
+        keep_initial_lr: Whether groups keep the `initial_lr` of the base's schedule, in new units, for a scheduler that continues
+            it: `LambdaLR(optimizer, function, last_epoch=step)`. Otherwise a new scheduler starts at the rate of the groups.
+        prove: False grows by a plan that nothing has proved.
+        rules: Rows to use in place of the registry of optimizers, by full class name.
+
+    Returns:
+        The state dict to load into `optimizer_class(groups_for(model, result))`.
+
+    Raises:
+        MupscaleError: If the plan is not proved, or an entry of the state cannot be carried exactly.
 
     >>> import torch
     >>> from mupscale.plans import plan_between
@@ -152,10 +172,18 @@ def grow_optimizer_state_dict(
 
 
 def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Parameter groups of `model` in the order and with the settings of a saved state dict, ready to load it.
+    """Make the parameter groups of a model in the order and with the settings of a saved state dict, ready to load it.
 
-    `state` is the state dict of an optimizer that `grow`, `upscale` or `param_groups` made, or what
-    `grow_optimizer_state_dict` returned. Each of several optimizers gets the groups of its own state.
+    Args:
+        model: The model.
+        state: The state dict of one optimizer, which `grow`, `upscale` or `param_groups` made, or what
+            `grow_optimizer_state_dict` returned.
+
+    Returns:
+        The groups, to build the optimizer from.
+
+    Raises:
+        MupscaleError: If the groups have no names, or the model lacks one of the parameters.
 
     >>> import torch
     >>> from mupscale.plans import plan_between

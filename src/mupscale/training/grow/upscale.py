@@ -63,33 +63,45 @@ def upscale(
     prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> Run:
-    """Grow `base`, wake what is new, and set the learning rate: a run that can use its new width.
+    """Grow a run, wake what is new, and set the learning rate: the result can use its new width.
 
-    Without options the new width consists of new units, `by="units"`: what they read is copied from trained units and
-    gets noise, what reads them is zero, so the loss after growth is the loss before, up to rounding, and every new unit
-    learns from the second step on. LayerNorm subtracts the mean of its channels, so everything that writes into a stream in
-    front of it writes the mean of the old channels into the new ones, which leaves the norm's output as it is; such a plan is
-    exact in outputs, and asleep its training is not the base's. It needs a `loss` or `example_inputs`. A space that can have
-    neither, as the stream of a BERT, into which norms write, grows by copies
-    in the same plan; each weight that reads such copies goes whole to one of them, which changes no output either.
-    Warm the rate up afterwards, `rewarm_(run, GrowthSchedule(steps))`: optimizers that count steps once for all entries take
-    large steps on new ones at first.
-    `by="copies"` is the method of the paper: every unit is copied, and `noise` parts the copies, which costs some loss at
-    first. `noise` is the size of this noise, so it implies `by="copies"`; a `recipe` grows in the way in which it was tuned.
-    `noise=NewUnits(readers="random")` chooses what new units read.
+    Without options the width grows by new units. They read what trained units read, plus noise; the weights that read them are
+    zero. So the loss after growth is the loss before, up to rounding, and every new unit learns from the second step on. In front
+    of a LayerNorm new channels carry the mean of the old ones, which keeps the outputs; this needs a `loss` or
+    `example_inputs`. A space that can have neither, as the stream of a BERT, grows by copies, of which each weight reads
+    one. Warm the rate up afterwards with `rewarm_`: new entries take large steps at first in optimizers that count steps once for all.
 
-    `lr` is the learning rate now, right after growth; None keeps the base's. `peak_lr` is the rate that a carried
-    schedule multiplies: with a schedule that stands at 0.6 of its peak, `lr=3e-3` and `peak_lr=5e-3` are the same.
-    A run with a `GrowthSchedule` needs `step_cost`, what one step costs from now on.
-    Noise sizes and learning rates are written at the run's reference. It is the base itself unless the run has
-    `since=`, and repeated growth keeps the first reference.
-    `recipe` gives noise and learning rate as tuning found them, and is refused if it does not apply to this run.
-    `loss(model)`, your loss on one batch, proves that growing is exact before noise is added, as for `grow`, and
-    measures what the noise costs: both losses are saved in the provenance, and a large increase causes a warning.
-    With `by="copies"` and no `noise` its size is chosen by this loss: the size at which it has risen by a twentieth of
-    what the base has learned, or less if that would be a large increase, found with at most 11 forward passes.
-    `AutoNoise(steps=…)` asks for more where long training follows.
-    `example_inputs`, `plan`, `declared` and `prove` are as for `grow`.
+    With `by="copies"`, the method of the paper, every unit is copied, and noise parts the copies. That costs some loss at first.
+
+    Args:
+        base: The run to grow, or its model alone. It is not changed.
+        wide: A function without arguments that builds the larger model, or that model.
+        noise: `NewUnits` says what new units read. Other kinds part copies, so they imply `by="copies"`; their sizes are written
+            at the run's reference.
+        by: "units", "copies" or "padded", as for `grow`. By default what `noise` or `recipe` asks for, and otherwise "units".
+        loss: `loss(model)`, your loss on one fixed batch, proves the plan before anything wakes, in train and in eval mode, as
+            for `grow`. With new units it decides nothing else: it is measured before and after, in eval mode, and growth is
+            refused if it moved. With `by="copies"` and no `noise` it also chooses the size, in at most 11 forward passes: the loss
+            rises by a twentieth of what the base has learned, or less if that would be a jump.
+        example_inputs: One batch for `forward`, a tuple or a dict, which proves the plan in place of `loss`.
+        plan: The plan to grow by. Without it one is found.
+        declared: What shapes do not show, such as the blocks in which an axis is laid out.
+        lr: The learning rate right after growth, written at the reference. By default the base's.
+        peak_lr: The rate that a carried schedule multiplies: at 0.6 of the peak, `peak_lr=5e-3` is `lr=3e-3`. Give one of the two.
+        step_cost: What one step costs from now on; needed if, and only if, the run has a `GrowthSchedule`.
+        recipe: Way of growth, noise and learning rate as `tune` found them; refused if it does not apply to this run.
+        seed: The number on which all noise depends.
+        prove: False grows by a plan that nothing has proved, and `provenance` says so.
+        rules: Rows to use in place of the registry of optimizers, by full class name.
+
+    Returns:
+        A new run whose new units are awake. `provenance` holds the noise, the rate and, with `loss`, both losses. The reference is
+        that of the base: repeated growth keeps the first one.
+
+    Raises:
+        NotExact: If growing without noise is not exact, or waking moves the loss.
+        Undecided: If nothing proves the plan, or a `loss` or a declaration is needed to find one.
+        WrongArgument: If an argument cannot be used. These and all others are `MupscaleError`.
 
     >>> from mupscale import MupNoise
     >>> base = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))

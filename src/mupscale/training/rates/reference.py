@@ -15,6 +15,13 @@ def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
 
     A scheduler that is built afterwards starts at this rate, even if an earlier scheduler left its `initial_lr`.
 
+    Args:
+        optimizer: An optimizer that was built from `param_groups`.
+        lr: The learning rate, written at the reference.
+
+    Raises:
+        MupscaleError: If the optimizer's groups have no factors, or the rate is no number.
+
     >>> import torch, mupscale as mu
     >>> plan, model = mu.plans.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4), torch.nn.Linear(4, 4)
     >>> optimizer = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=0.1))
@@ -30,9 +37,16 @@ def set_lr_(optimizer: Optimizer, lr: float | Tensor) -> None:
 
 
 def reference_lr(optimizer: Optimizer) -> float:
-    """The reference learning rate of all groups; raises if the groups do not agree.
+    """Read the learning rate that all groups share at the reference.
 
-    The usual reason for a disagreement is a scheduler that writes one absolute rate into every group.
+    Args:
+        optimizer: An optimizer that was built from `param_groups`.
+
+    Returns:
+        The learning rate, written at the reference.
+
+    Raises:
+        MupscaleError: If the groups do not agree. The usual reason is a scheduler that writes one absolute rate into every group.
 
     >>> import torch, mupscale as mu
     >>> plan, model = mu.plans.plan_between(lambda n: torch.nn.Linear(n, n), 2, 4), torch.nn.Linear(4, 4)

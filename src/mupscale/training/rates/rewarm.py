@@ -33,17 +33,27 @@ _PEAK = 0.5
 def rewarm_(
     run: Run, schedule: GrowthSchedule, *, peak_lr: float | None = None, empty_state: bool = False
 ) -> Run:
-    """Start a new schedule on a run whose schedule has ended; returns the run with one new scheduler per optimizer.
+    """Start a new schedule on a run whose schedule has ended, before or after it is grown.
 
-    Earlier schedulers are dropped, and so is the `initial_lr` that they left behind. The new peak is half of the earlier
-    schedule's, or `peak_lr`: the new peak of the first group, written at the reference. All other groups, of all
-    optimizers, keep their ratio to it. Without a scheduler the present rate counts as the earlier peak. Call it before or
-    after the run is grown. The rates of the run's optimizers are set in place; they begin at zero where the schedule warms up, so
-    call `scheduler.step()` of each new scheduler after every step, also in a loop that had none.
+    Earlier schedulers are dropped, and so is the `initial_lr` that they left behind. The rates of the run's optimizers are set in
+    place; they begin at zero where the schedule warms up, so call `scheduler.step()` of each new scheduler after every step, also in
+    a loop that had none.
 
-    With `empty_state` the optimizers also begin with no moments, as new ones do. After growth by new units this was the better
-    start for an MLP. On text kept moments ended 0.003 to 0.004 nats lower with a quarter of the FLOPs, and level with as many
-    again. It is refused for optimizers that keep copies of the weights in their state.
+    Args:
+        run: The run. Its optimizers are changed.
+        schedule: The schedule to start.
+        peak_lr: The new peak of the first group, written at the reference; the groups of all optimizers keep their ratio to
+            it. By default half of the earlier schedule's peak, or of the present rate where there was no scheduler.
+        empty_state: Whether optimizers also begin with no moments, as new ones do. After growth by new units this was the better
+            start for an MLP. On text kept moments ended 0.003 to 0.004 nats lower with a quarter of the FLOPs, and level with as
+            many again.
+
+    Returns:
+        The run with one new scheduler for each optimizer.
+
+    Raises:
+        MupscaleError: If the run has no optimizer, no peak is known, or `empty_state` would empty a state that holds copies of
+            the weights.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 4)

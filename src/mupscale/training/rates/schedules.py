@@ -32,11 +32,19 @@ _ROUNDING = 1e-12
 class GrowthSchedule:
     """The multiplier of the learning rate as a function of the budget spent: warm-up, stable phase, decay to zero.
 
-    It is the function of a stock `LambdaLR`. `budget` and `step_cost` have the same unit: FLOPs, tokens, or steps if
-    `step_cost` is left out. `warmup` and `decay` are shares of the budget, and the decay is "linear", "cosine" or
-    "1-sqrt". `later` has the stages after the first: the first step and the cost of one step of each.
-    `upscale(..., step_cost=…)` begins such a stage, so growth need not be known in advance. The multiplier of a step
-    depends on what was spent before it. The stages are part of the scheduler's state dict.
+    It is the function of a stock `LambdaLR`. The multiplier of a step depends on what was spent before it. The stages are part of
+    the scheduler's state dict, and `upscale(..., step_cost=…)` begins one, so growth need not be known in advance.
+
+    Args:
+        budget: What the whole schedule spends, in FLOPs, tokens or steps.
+        step_cost: What one step costs at first, in the same unit; left out, the budget is a number of steps.
+        warmup: The share of the budget in which the rate rises.
+        decay: The share of the budget, at its end, in which the rate falls to zero.
+        shape: How it falls: "linear", "cosine" or "1-sqrt".
+        later: The stages after the first: the first step of each, and what one step costs in it.
+
+    Raises:
+        MupscaleError: If the numbers make no schedule.
 
     >>> schedule = GrowthSchedule(budget=1000, step_cost=0.5, warmup=0.1, decay=0.5)
     >>> schedule(0), schedule(100), schedule(200), schedule(1500), schedule(2000)
@@ -89,7 +97,11 @@ class GrowthSchedule:
         raise_faults("this is not a schedule", faults)
 
     def __call__(self, step: int) -> float:
-        """The multiplier of the learning rate at a step, the first being step 0."""
+        """The multiplier of the learning rate at a step.
+
+        Args:
+            step: The step, the first being 0.
+        """
         share = self.spent(step)
         if share < self.warmup:
             return share / self.warmup
@@ -110,7 +122,11 @@ class GrowthSchedule:
         return tuple(b - a for a, b in pairwise([*starts, end]))
 
     def spent(self, step: int) -> float:
-        """The share of the budget that is spent before a step."""
+        """The share of the budget that is spent before a step.
+
+        Args:
+            step: The step, the first being 0.
+        """
         ends = [*(first for first, _ in self.later), math.inf]
         parts = (
             max(0.0, min(step, end) - first) * cost
@@ -119,7 +135,11 @@ class GrowthSchedule:
         return sum(parts) / self.budget
 
     def step_at(self, share: float) -> int:
-        """The first step before which this share of the budget is spent."""
+        """The first step before which this share of the budget is spent.
+
+        Args:
+            share: The share, from 0 to 1.
+        """
         first, cost = next(
             (stage for stage in reversed(self.stages) if self.spent(stage[0]) <= share), self.stages[0]
         )
@@ -127,9 +147,13 @@ class GrowthSchedule:
         return first + math.ceil(steps * (1 - _ROUNDING))
 
     def grown(self, step: int, step_cost: float) -> GrowthSchedule:
-        """The schedule with a further stage, in which one step costs `step_cost`; warns if it begins in the decay.
+        """The schedule with a further stage; warns if it begins in the decay.
 
         Nothing changes if a step costs as much already, so a stage that was planned or saved is begun only once.
+
+        Args:
+            step: The step at which the stage begins.
+            step_cost: What one step costs from there on, in the unit of the budget.
         """
         faults = [*wrong_whole("step", step, least=0), *_wrong_cost(step_cost)]
         last, cost = self.stages[-1]
@@ -165,6 +189,10 @@ class GrowthSchedule:
         """Begin a stage at the step where a scheduler stands. `grow` and `upscale` do this for `step_cost=`.
 
         For other changes of the cost (another batch size, a run that was narrowed), and for loops that load state dicts.
+
+        Args:
+            scheduler: The scheduler of a `GrowthSchedule`, which is changed.
+            step_cost: What one step costs from now on, in the unit of the budget.
 
         >>> import torch
         >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)

@@ -80,19 +80,28 @@ def init_(
     std: Std = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Initialise every parameter of `model` in place with the size that μP gives it, and return the model.
+    """Initialise every parameter of a model in place, with the size that μP gives it.
 
-    `since` is the run of `model`, or the plan from the reference to it. `std` is a function that builds the model at the
-    reference, or such a model, whose tensors are measured; or a mapping from name patterns to sizes, to None for
-    tensors that are left as they were built, or to the reference: `std={"*.dt_bias": None, "*": make_reference}`.
-    Without it `model` itself is measured, which is right only at the reference.
+    Only entries that the model draws one by one are drawn. What is not drawn keeps its value, times a fold: that of the
+    reference where all units have the same (gains of one, a forget gate's bias), otherwise that with which `model` was built (an
+    identity, an orthogonal matrix). A (1 + w) gain keeps (1 + w) times its fold; tied tensors are drawn once. In a sharded
+    model every rank draws its shards, with the same bits as in one process; the reference model must be the same on all ranks.
 
-    Only entries that the model draws one by one are drawn. A function is built several times, and entries that are equal
-    each time are not random. One model shows less: constants, few values that repeat, orthogonal matrices, padding rows.
-    What is not drawn keeps its value, times a fold: that of the reference where all units have the same (gains of one,
-    a forget gate's bias), otherwise that with which `model` was built (an identity, an orthogonal matrix). A (1 + w) gain
-    keeps (1 + w) times its fold; tied tensors are drawn once. In a sharded model every rank draws its shards, with the same bits as in one
-    process; the reference model must be the same on all ranks.
+    Args:
+        model: The model. Its parameters are written over.
+        since: The run of `model`, or the plan from the reference to it.
+        std: A function that builds the model at the reference, or such a model: its tensors are measured. A function is built
+            several times, and entries that are equal each time are not random; one model shows less. Or a mapping from name
+            patterns to sizes, to None for tensors that are left as they are, or to the reference:
+            `{"*.dt_bias": None, "*": make_reference}`. By default `model` itself is measured, which is right only at the
+            reference.
+        seed: The number on which all draws depend.
+
+    Returns:
+        The same model.
+
+    Raises:
+        MupscaleError: If a parameter has no memory, or its size at the reference is not known.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Linear(n, n, bias=False)

@@ -38,7 +38,18 @@ _NO_BOUND = "gradients cannot be clipped by this bound"
 
 
 def grad_norm(model: nn.Module, since: Since, *, p: float = 2.0) -> Tensor:
-    """The gradient norm in the units of the reference, which is comparable across widths.
+    """Measure the gradient norm in the units of the reference, which is comparable across widths.
+
+    Args:
+        model: The model, after `backward`.
+        since: The run of `model`, or the plan from the reference to it.
+        p: The power of the norm.
+
+    Returns:
+        The norm, a tensor with one number.
+
+    Raises:
+        MupscaleError: If the plan is not one to this model, or the power is none.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -55,7 +66,19 @@ def grad_norm(model: nn.Module, since: Since, *, p: float = 2.0) -> Tensor:
 
 
 def clip_grad_norm_(model: nn.Module, since: Since, *, max_norm: float, p: float = 2.0) -> Tensor:
-    """Scale all gradients so that their reference norm is at most `max_norm`; returns the norm before.
+    """Scale all gradients in place so that their norm at the reference is at most `max_norm`.
+
+    Args:
+        model: The model, after `backward`.
+        since: The run of `model`, or the plan from the reference to it.
+        max_norm: The largest norm, written at the reference.
+        p: The power of the norm.
+
+    Returns:
+        The norm before, a tensor with one number.
+
+    Raises:
+        MupscaleError: If the plan is not one to this model, or a bound is none.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
@@ -195,13 +218,25 @@ def clip_(
 ) -> list[RemovableHandle]:
     """Clip before every optimizer step, by a norm or a value written at the reference.
 
-    `since` is the run that the optimizers train, or, with `model`, the plan from the reference to it. Clipping happens in
-    a step pre-hook, so it works with gradient accumulation and inside trainers, whose own clipping must be turned off. With
-    `optimizer.step(closure)` it happens after every call of the closure. `grow` and `upscale` carry it to the wide optimizers.
+    Clipping happens in a step pre-hook, so it works with gradient accumulation and inside trainers, whose own clipping must be
+    turned off. With `optimizer.step(closure)` it happens after every call of the closure. With a `GradScaler`, whether or not
+    `scaler.unscale_` is called, bounds are those of unscaled gradients. `grow` and `upscale` carry it to the wide optimizers.
 
-    Several optimizers that step one after another on the same gradients are clipped by one norm. Optimizers that step in
-    turn, each on new gradients, are clipped by their own norms; write one `clip_` for each to have this in the first step too.
-    With a `GradScaler`, whether or not `scaler.unscale_` is called, bounds are those of unscaled gradients.
+    Args:
+        optimizers: One optimizer, or several. Those that step one after another on the same gradients are clipped by one norm.
+            Those that step in turn, each on new gradients, by their own; write one `clip_` for each to have this in the first
+            step too.
+        since: The run that the optimizers train, or, with `model`, the plan from the reference to it.
+        model: The model, where `since` is a plan.
+        max_norm: The largest gradient norm, written at the reference. Give this or `max_value`.
+        max_value: The largest gradient entry, written at the reference.
+        p: The power of the norm.
+
+    Returns:
+        The handles of the hooks; `remove()` ends the clipping.
+
+    Raises:
+        MupscaleError: If there is no bound, or an optimizer has parameters that are not the model's.
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))

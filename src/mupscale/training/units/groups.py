@@ -51,12 +51,26 @@ def param_groups(
     rules: Mapping[str, OptimizerRule] | None = None,
     **constants: Any,
 ) -> list[dict[str, Any]]:
-    """Parameter groups in which the reference constants are scaled to the units of every tensor.
+    """Make the parameter groups of an optimizer, with constants that were written at the reference in the units of every tensor.
 
-    Write `param_groups(run, AdamW, lr=…)`, or `param_groups(model, since, AdamW, lr=…)` with the plan from the reference
-    to the model. `constants` (lr, eps, weight_decay, …) are written at the reference. Constants that are not given take
-    the optimizer's defaults and are scaled too. `parameters` selects some of the parameters, for several optimizers.
-    Tensors with equal settings share a group.
+    Write `param_groups(run, AdamW, lr=…)`, or `param_groups(model, since, AdamW, lr=…)`. Tensors with equal settings share a
+    group.
+
+    Args:
+        model: The run, or the model alone, followed by `since`.
+        since: The plan from the reference to the model; after a run the class of the optimizer.
+        optimizer_class: The class of the optimizer, such as `torch.optim.AdamW`.
+        parameters: Which parameters, for several optimizers: pairs of name and parameter, or a function of both that picks.
+        no_decay: Patterns of names that get no weight decay.
+        rules: Rows to use in place of the registry of optimizers, by full class name.
+        **constants: lr, eps, weight_decay and others, written at the reference. Those that are not given take the optimizer's
+            defaults and are scaled too.
+
+    Returns:
+        The groups, to build the optimizer from. Each also has its `lr_factor`: what its rate is multiplied by.
+
+    Raises:
+        MupscaleError: If the optimizer has no row, a constant has no known units, or a pattern matches nothing.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))

@@ -175,11 +175,23 @@ def step_in_units_(
     model: nn.Module | None = None,
     rules: Mapping[str, OptimizerRule] | None = None,
 ) -> InUnits:
-    """Make every step of `optimizer` use the units of each tensor, while its groups keep the reference constants.
+    """Make every step of an optimizer use the units of each tensor, while its groups keep the reference constants.
 
-    `since` is the run that the optimizer trains, or, with `model`, the plan from the reference to it. To clip
-    gradients, use `clip_`. A run that is stepped in units can be widened: the groups stay as they are, and the wide
-    optimizer is stepped in units from the same reference.
+    For optimizers that a trainer builds; where you build it yourself, `param_groups` does the same. A run that is stepped in units
+    can be grown: the groups stay as they are, and the wide optimizer is stepped in units from the same reference. To clip
+    gradients, use `clip_`.
+
+    Args:
+        optimizer: The optimizer, with stock groups.
+        since: The run that it trains, or, with `model`, the plan from the reference to it.
+        model: The model, where `since` is a plan.
+        rules: Rows to use in place of the registry of optimizers, by full class name.
+
+    Returns:
+        A handle; its `remove()` detaches it from the optimizer.
+
+    Raises:
+        MupscaleError: If the optimizer has no row, is stepped in units already, or has parameters that are not the model's.
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
