@@ -155,6 +155,11 @@ def refuse_equal_scores(plan: Plan) -> None:
     Only waking parts them, so there is nothing to grow to.
     """
     if plan.parts_tokens:
-        what = "copies of an expert would have one score, so tokens would go to several copies of one expert"
-        fault = Fault("experts.equal_scores", "experts", what, "write upscale, which parts the copies")
-        raise_faults("this growth has no exact form that sleeps", [fault])
+        remedy = "use upscale, or noise=mu.NewUnits() where a checkpoint is grown or loaded"
+        raise_faults("this growth has no exact form that sleeps", [equal_scores("experts", remedy)])
+
+
+def equal_scores(where: str, remedy: str) -> Fault:
+    """The fault of experts whose copies have one score."""
+    what = "copies of an expert would have one score, so tokens would go to several copies of one expert"
+    return Fault("experts.equal_scores", where, what, remedy)
