@@ -1,6 +1,7 @@
 """Dense models that get experts: the run continues until they wake, in memory and in files, and what cannot sleep is refused."""
 
 import json
+import re
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 
 import mupscale as mu  # noqa: E402
 from harness.refusals import refused  # noqa: E402
-from harness.tiny_llama import LLAMA, SIZES, cli, new, same_bits, saved  # noqa: E402
+from harness.tiny_llama import LLAMA, SIZES, TOKENS, cli, new, same_bits, saved  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
 from mupscale.families.record import FamilyPlan  # noqa: E402
@@ -438,22 +439,31 @@ def test_copies_of_experts_share_the_tokens(kind):
     assert FamilyPlan.from_json(family.to_json()) == family
 
 
-def test_what_has_no_more_experts_is_refused():
-    mixture = {"model_type": "mixtral", **SIZES, **ROUTED["Mixtral"]}
-    for code, data, to in (
-        ("experts.base_is_dense", {"model_type": "llama", **SIZES}, "experts=8"),
-        ("goal.size_not_larger", mixture, "experts=4"),
-        ("experts.not_whole", mixture, "experts=6"),
-        (
-            "experts.groups_not_whole",
-            {"model_type": "deepseek_v3", **SIZES, **ROUTED["DeepseekV3"]},
-            "experts=9",
-        ),
-        ("experts.more_change_the_loss", {**mixture, "model_type": "phimoe"}, "experts=8"),
-    ):
-        with refused(code):
-            family_plan(data, to=to, by="units")
-    family_plan(mixture, to="experts=8", by="units")  # the remedy of experts.not_whole
+MIXTURE = {"model_type": "mixtral", **SIZES, **ROUTED["Mixtral"]}
+DEEPSEEK = {"model_type": "deepseek_v3", **SIZES, **ROUTED["DeepseekV3"], "n_routed_experts": 16, "n_group": 4}
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, **TOKENS}
+REFUSED_MORE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
+    "llama": ("experts.base_is_dense", LLAMA, "experts=8", ["experts=8,top_k=2,expert_ffn=20"]),
+    "qwen3": ("experts.base_is_dense", {**LLAMA, "model_type": "qwen3"}, "experts=8", ["experts=8,top_k=2,expert_ffn=20"]),
+    "no class with experts": ("experts.base_is_dense", GPT2, "experts=8", []),
+    "as many": ("goal.size_not_larger", MIXTURE, "experts=4", []),
+    "4 to 6": ("experts.not_whole", MIXTURE, "experts=6", ["experts=8"]),
+    "4 to 10": ("experts.not_whole", MIXTURE, "experts=10", ["experts=8", "experts=12"]),
+    "4 groups": ("experts.groups_not_whole", DEEPSEEK, "experts=21", ["experts=20", "experts=24"]),
+    "masked scores": ("experts.more_change_the_loss", {**MIXTURE, "model_type": "phimoe"}, "experts=8", []),
+    "masked scores, 4 to 6": ("experts.not_whole", {**MIXTURE, "model_type": "phimoe"}, "experts=6", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED_MORE)
+def test_what_has_no_more_experts_is_refused_and_what_is_offered_is_accepted(case):
+    code, data, to, offered = REFUSED_MORE[case]
+    with refused(code) as caught:
+        family_plan(data, to=to, by="units")
+    (fault,) = caught.value.faults
+    assert re.findall(r"experts=\S*\d", fault.remedy) == offered
+    for goal in offered:
+        assert family_plan(data, to=goal, by="units").wide_config != data
 
 
 @pytest.mark.parametrize("kind", ["Mixtral", "DeepseekV3"])

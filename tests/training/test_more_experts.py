@@ -207,5 +207,3 @@ def test_a_model_too_large_for_float64_is_measured_by_verify(monkeypatch):
     mu.verify(run, make, plan=plan, loss=loss).raise_if_broken()
     wide = mu.upscale(run, make, plan=plan, loss=loss, prove=False)
     assert 0.9 < wide.provenance["loss"]["kept"] <= 1
-    wrong = plan.with_tensors({"up": replace(plan["up"], chosen=None, spread=plan["up"].spread * 2)})
-    assert not mu.verify(run, make, plan=wrong, loss=loss).holds, "control"

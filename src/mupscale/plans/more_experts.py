@@ -75,7 +75,7 @@ def more_experts_plan(base: nn.Module, wide: nn.Module, experts: tuple[int, int]
     way: ExpertsWay = "asleep" if biases else "apart"
     if way == "apart" and experts[1] % experts[0]:
         what = f"{experts[0]} -> {experts[1]}: this router has no bias that could leave new experts out, and copies come whole"
-        remedy = f"write experts={experts[0] * -(-experts[1] // experts[0])}"
+        remedy = _nearest(experts, experts[0])
         raise_faults(
             "this model cannot get more experts like that",
             [Fault("experts.not_whole", "experts", what, remedy)],
@@ -84,7 +84,7 @@ def more_experts_plan(base: nn.Module, wide: nn.Module, experts: tuple[int, int]
         what = (
             f"{experts[0]} -> {experts[1]}: experts stand in {groups} groups, each of which gets as many more"
         )
-        remedy = f"write experts={experts[0] + groups * -(-(experts[1] - experts[0]) // groups)}"
+        remedy = _nearest(experts, groups)
         raise_faults(
             "this model cannot get more experts like that",
             [Fault("experts.groups_not_whole", "experts", what, remedy)],
@@ -106,6 +106,17 @@ def more_experts_plan(base: nn.Module, wide: nn.Module, experts: tuple[int, int]
             chosen=dim if way == "apart" else None,
         )
     return Plan(tensors, ties)
+
+
+def _nearest(experts: tuple[int, int], apart: int) -> str:
+    """The numbers next to the one that is asked for, where those that can be had lie so far apart.
+
+    >>> _nearest((4, 6), 4), _nearest((4, 10), 4)
+    ('write experts=8', 'write experts=8 or experts=12')
+    """
+    fewer = experts[0] + (experts[1] - experts[0]) // apart * apart
+    found = [number for number in (fewer, fewer + apart) if number > experts[0]]
+    return "write " + " or ".join(f"experts={number}" for number in found)
 
 
 def _grown(old: Tensor | None, new: Tensor, experts: tuple[int, int]) -> int | None:
