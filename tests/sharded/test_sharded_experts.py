@@ -30,7 +30,9 @@ GOALS: dict[str, tuple[str, str | None]] = {
 
 
 def base():
-    config = transformers.MixtralConfig(**{**SIZES, "intermediate_size": 52}, num_local_experts=4, num_experts_per_tok=2)
+    config = transformers.MixtralConfig(
+        **{**SIZES, "intermediate_size": 52}, num_local_experts=4, num_experts_per_tok=2
+    )
     return transformers.MixtralForCausalLM(config)
 
 
@@ -88,7 +90,11 @@ def prepared(tmp_path_factory):
 def test_every_way_into_shards_gives_the_bits_of_one_process(prepared, world, monkeypatch):
     shared, want = prepared
     monkeypatch.setenv("MUPSCALE_TEST_FOLDER", str(shared))
-    every = [loaded()] if world == 1 else launch(__name__, ["loaded"], world, folder=shared, timeout=900)["loaded"]
+    every = (
+        [loaded()]
+        if world == 1
+        else launch(__name__, ["loaded"], world, folder=shared, timeout=900)["loaded"]
+    )
     for found in every:
         assert len(found) == 4 * len(GOALS)
         for label, value in found.items():

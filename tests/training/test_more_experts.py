@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -59,11 +60,16 @@ def filled(state):
     return model
 
 
-def read(folder, prefix=""):
+def every(folder):
+    """The tensors of a directory, loaded by torch's own reader."""
     described = FileSystemReader(folder).read_metadata().state_dict_metadata
     tree = {k: torch.zeros(e.size) for k, e in described.items() if isinstance(e, TensorStorageMetadata)}
     load(tree, checkpoint_id=folder, no_dist=True)
-    return {name: tree[prefix + name] for name in own(8).state_dict()}
+    return tree
+
+
+def read(folder, prefix=""):
+    return {name: every(folder)[prefix + name] for name in own(8).state_dict()}
 
 
 def grown(base, folder, noise):
@@ -207,3 +213,29 @@ def test_a_model_too_large_for_float64_is_measured_by_verify(monkeypatch):
     mu.verify(run, make, plan=plan, loss=loss).raise_if_broken()
     wide = mu.upscale(run, make, plan=plan, loss=loss, prove=False)
     assert 0.9 < wide.provenance["loss"]["kept"] <= 1
+
+
+def test_checkpoints_of_megatron_have_the_bits_and_moments_of_both_kinds_of_growth(tmp_path):
+    """Control: another seed."""
+    run = trained()
+    twice = mu.infer_plan(run.model, lambda: Mixture("renormalised", 8, 4), loss=loss, by="units")
+    write = {"torch_dist": megatron_files.torch_dist, "fsdp_dtensor": megatron_files.fsdp_dtensor}
+    for (name, plan), (kind, files) in product({"apart": PLAN, "twice": twice}.items(), write.items()):
+        base, out = files(tmp_path / f"{name} {kind}", run), tmp_path / f"{name} {kind} wide"
+        mu.trainers.grow_megatron_checkpoint(base, out, plan=plan, noise=mu.NewUnits(), seed=3)
+        same, other = (mu.upscale(run, lambda: own(8), plan=plan, seed=seed) for seed in (3, 4))
+        fsdp = kind == "fsdp_dtensor"
+        found = read(out, megatron_files.MODEL if fsdp else "")
+        for parameter, value in same.model.named_parameters():
+            assert torch.equal(found[parameter], value), (name, kind, parameter)
+        for moment in megatron_files.MOMENTS:
+            stored = every(out)
+            for parameter, value in same.model.named_parameters():
+                key = (
+                    f"{megatron_files.STATE}{parameter}.{moment}"
+                    if fsdp
+                    else f"optimizer.state.{moment}.{parameter}"
+                )
+                assert torch.equal(stored[key], same.optimizer.state[value][moment]), (name, kind, key)
+        changed = "router.weight" if name == "apart" else "down"
+        assert not torch.equal(found[changed], other.model.get_parameter(changed)), name

@@ -48,7 +48,9 @@ def refuse_unparted(found: Mapping[str, ResolvedNoise], plan: Plan) -> None:
     routers = [name for name, entry in plan.tensors.items() if is_router(name, entry)]
     tied = [name for name in routers if not any(each(found.get(name, ResolvedNoise()).sigma or 0.0))]
     remedy = "write noise=mu.NewUnits(), and let the router train"
-    raise_faults("this noise does not part the copies of experts", [equal_scores(name, remedy) for name in tied])
+    raise_faults(
+        "this noise does not part the copies of experts", [equal_scores(name, remedy) for name in tied]
+    )
 
 
 def _not_in_base(base: Mapping[str, Tensor], noisy: Mapping[str, TensorPlan], plan: Plan) -> list[Fault]:

@@ -174,15 +174,14 @@ def _refuse_lost_scores(plan: Plan, small: bool) -> None:
     """Raise for copies of experts in a large model: so far apart that tokens keep their experts, scores need float64."""
     if small or not plan.parts_tokens:
         return
-    what = (
-        f"it parts tokens, which is measured in float64, and copies in float64 take more than {FLOAT64_BYTES >> 20} MiB"
-    )
+    what = f"it parts tokens, which is measured in float64, and copies in float64 take more than {FLOAT64_BYTES >> 20} MiB"
     remedy = (
         "measure it where the memory is there, with mu.verify(base, wide, plan=plan, loss=loss).raise_if_broken(), and write "
         "prove=False here"
     )
     raise_faults(
-        "this plan is not measured on a model of this size", [Fault("experts.too_large_to_measure", "plan", what, remedy)]
+        "this plan is not measured on a model of this size",
+        [Fault("experts.too_large_to_measure", "plan", what, remedy)],
     )
 
 

@@ -261,4 +261,8 @@ def _losses(
         warnings.warn(
             f"no size was found that costs {choice.rise:.0%} of what was learned; {choice}", stacklevel=3
         )
-    return {"before": before, "after": after, **kept_tokens(plan, base, wide, partial(measured, loss, seed=seed))}
+    return {
+        "before": before,
+        "after": after,
+        **kept_tokens(plan, base, wide, partial(measured, loss, seed=seed)),
+    }
