@@ -471,6 +471,72 @@ def test_what_has_no_more_experts_is_refused_and_what_is_offered_is_accepted(cas
         assert family_plan(data, to=goal, by="units").wide_config != data
 
 
+BESIDE: dict[str, tuple[dict[str, Any], str, str, bool]] = {
+    "shared experts": ({"model_type": "granitemoeshared", "shared_intermediate_size": 40}, "1", "experts=8", True),
+    "a shared expert with a gate": (
+        {"model_type": "qwen2_moe", "num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+        "1", "experts=8", True,
+    ),
+    "every width by new units": ({}, "2", "experts=8", True),
+    "new layers": ({}, "1", "experts=8,layers=3,after=0", True),
+    "asleep, every width by new units": (DEEPSEEK, "2", "experts=20", False),
+    "twice beside shared experts": ({"model_type": "granitemoeshared", "shared_intermediate_size": 40}, "experts=2", "", False),
+}  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", BESIDE)
+def test_more_experts_beside_other_parts(case):
+    fields, k, to, parted = BESIDE[case]
+    found = prove(family_plan({**MIXTURE, **fields}, k, to=to or None, by="units"), steps=3)
+    seen = found.evidence
+    assert found.plan.parts_tokens is parted
+    assert max(seen.worst_gradient, seen.worst_step) < 1e-9 < 1e-3 < seen.control
+    assert seen.jump is not None
+    assert seen.jump < (0.1 if parted else 1e-12)
+    assert seen.kept is None or seen.kept > 0.9
+
+
+def test_what_counts_on_the_number_of_experts_or_layers_is_refused():
+    """Controls: without these fields the same growths are accepted by the tests around this one."""
+    balanced = {**MIXTURE, "output_router_logits": True, "router_aux_loss_coef": 0.02}
+    with refused("experts.more_change_the_loss"):
+        family_plan(balanced, to="experts=8", by="units")
+    with refused("depth.field_counts_layers"):
+        family_plan({**DEEPSEEK, "first_k_dense_replace": 1}, to="experts=20,layers=3", by="units")
+    capacity = {"model_type": "switch_transformers", "num_experts": 4, "expert_capacity": 8}
+    with refused("experts.base_is_dense"):
+        family_plan(capacity, to="experts=8", by="units")
+    with refused("goal.width_not_in_config"):
+        family_plan(capacity, "experts=2")
+
+
+def test_the_balance_loss_of_twice_the_experts_is_that_of_the_base():
+    """It is counted in this forward alone. Controls: an undivided coefficient; copies that share tokens have about the base's."""
+    data = {**MIXTURE, "router_aux_loss_coef": 0.02}
+    base, words = (
+        new("Mixtral", **{k: v for k, v in data.items() if k != "model_type"}).eval(),
+        torch.arange(90).view(3, 30),
+    )
+
+    def balance(model):
+        with torch.no_grad():
+            found = model(input_ids=words, output_router_logits=True).aux_loss
+        return float(found), float(found * model.config.router_aux_loss_coef)
+
+    found = {
+        goal: balance(mu.upscale(base, maker(family), plan=family.plan).model.eval())
+        for goal, family in (
+            ("twice", family_plan(data, "experts=2", by="units")),
+            ("more", family_plan(data, to="experts=8", by="units")),
+        )
+    }
+    plain, counted = balance(base)
+    assert found["twice"][1] == pytest.approx(counted, rel=1e-5)
+    assert found["twice"][0] == pytest.approx(2 * plain, rel=1e-5)
+    assert found["more"][1] == pytest.approx(counted, rel=0.2)
+
+
 @pytest.mark.parametrize("kind", ["Mixtral", "DeepseekV3"])
 def test_files_get_more_experts_and_each_token_goes_to_as_few(kind, tmp_path):
     """Both types store experts one by one; those of Mixtral part, those of DeepSeek sleep as copies."""

@@ -117,7 +117,7 @@ def state_dict(run, folder, noise):
 
 
 def in_memory(run, folder, noise):
-    make, options = lambda: own(8), {"plan": PLAN, "loss": loss}
+    make, options = (lambda: own(8)), dict[str, Any](plan=PLAN, loss=loss)
     return (mu.grow(run, make, **options) if noise is None else mu.upscale(run, make, noise, **options)).model
 
 
@@ -219,7 +219,10 @@ def test_checkpoints_of_megatron_have_the_bits_and_moments_of_both_kinds_of_grow
     """Control: another seed."""
     run = trained()
     twice = mu.infer_plan(run.model, lambda: Mixture("renormalised", 8, 4), loss=loss, by="units")
-    write = {"torch_dist": megatron_files.torch_dist, "fsdp_dtensor": megatron_files.fsdp_dtensor}
+    write: dict[str, Any] = {
+        "torch_dist": megatron_files.torch_dist,
+        "fsdp_dtensor": megatron_files.fsdp_dtensor,
+    }
     for (name, plan), (kind, files) in product({"apart": PLAN, "twice": twice}.items(), write.items()):
         base, out = files(tmp_path / f"{name} {kind}", run), tmp_path / f"{name} {kind} wide"
         mu.trainers.grow_megatron_checkpoint(base, out, plan=plan, noise=mu.NewUnits(), seed=3)

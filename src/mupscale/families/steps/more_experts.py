@@ -102,7 +102,7 @@ def step_of(start: End, to: To) -> MoreExperts | None:
     step = MoreExperts(start, number)
     data = as_data(start.config)
     if not any(expert_fields(part) for _, part in nested_configs(data)):
-        what = "its feed-forward layers are dense, and what experts they should get is not said"
+        what = "no field says how many experts a token goes to; a dense model needs top_k and expert_ffn too"
         raise_faults(_CLAIM, [Fault("experts.base_is_dense", "experts", what, _example(start, number))])
     if number <= step.counted[1]:
         what = f"{step.counted[1]} -> {number}: growing only adds experts"
