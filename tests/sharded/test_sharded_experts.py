@@ -55,7 +55,7 @@ def live() -> mu.Run:
 def loaded() -> dict[str, str]:
     """A case: the digest of everything loaded in every way, and a control with another seed."""
     found = {}
-    sources = {"dcp": folder() / "base.dcp", "hf": folder() / "hf", "live": live()}
+    sources: dict[str, Any] = {"dcp": folder() / "base.dcp", "hf": folder() / "hf", "live": live()}
     for goal in GOALS:
         grown = family(goal)
         for way, source in sources.items():
