@@ -6,7 +6,8 @@
 
 The rows are in `harness/growth/`, one file for each kind; `rows.py` says what a row is. Figures of the other kinds come
 first, as `width: rows=R worst=W …`, `units: …`, `words: …`, `experts: …`, `copies: …`, `multiplied: …` (experts and top-k together) and
-`more: …` (more experts, of which a token goes to as few as before).
+`more: …` (more experts, of which a token goes to as few as before). `--only path` takes one tiny Llama through five kinds of growth by
+the command line; it is in no run of all kinds.
 
 The last line is `rows=R depth=D biases=B worst=W control=C jump=J woken=S`: the largest relative error over losses,
 gradients and weights of the rows that only grow deeper, that of those among them whose biases are split, that of all
@@ -25,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from harness.growth import depth, experts, more_experts, units, width, words
+from harness.growth import depth, experts, more_experts, path, units, width, words
 from harness.program import Outcome, option, run
 
 KINDS = {
@@ -37,13 +38,14 @@ KINDS = {
     "multiplied": experts.report_multiplied,
     "more": more_experts.report,
     "depth": depth.report,
+    "path": path.report,
 }
 
 
 def measure(chosen: argparse.Namespace) -> Outcome:
     torch.set_num_threads(1)
     failed, line = [], ""
-    for name in [chosen.only] if chosen.only else KINDS:
+    for name in [chosen.only] if chosen.only else [kind for kind in KINDS if kind != "path"]:
         if line:
             print(f"\n{line}\n", flush=True)
         found = KINDS[name](chosen.quick)

@@ -53,7 +53,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("faults", "kill_and_resume", "norms", "scale_70b", "storage", "stream"), JOBS),
     "hostile": (*JOBS, "families", "sameness", "cli"),
     "same": ("files", "formats", "sharded/source.py", "sameness"),
-    **dict.fromkeys(("real_models", "same_bits"), CHECKPOINTS),
+    **dict.fromkeys(("growth_path", "real_models", "same_bits"), CHECKPOINTS),
     **dict.fromkeys(("engines_run", "megatron_fsdp", "megatron_run", "optimizers"), TRAINERS),
     "sharded": SHARDED,
     "metadata": ("files", "sharded"),

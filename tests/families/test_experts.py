@@ -1,6 +1,7 @@
 """Dense models that get experts: the run continues until they wake, in memory and in files, and what cannot sleep is refused."""
 
 import json
+import re
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 
 import mupscale as mu  # noqa: E402
 from harness.refusals import refused  # noqa: E402
-from harness.tiny_llama import LLAMA, SIZES, cli, new, same_bits, saved  # noqa: E402
+from harness.tiny_llama import LLAMA, SIZES, TOKENS, cli, new, same_bits, saved  # noqa: E402
 from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
 from mupscale.families.record import FamilyPlan  # noqa: E402
@@ -438,22 +439,102 @@ def test_copies_of_experts_share_the_tokens(kind):
     assert FamilyPlan.from_json(family.to_json()) == family
 
 
-def test_what_has_no_more_experts_is_refused():
-    mixture = {"model_type": "mixtral", **SIZES, **ROUTED["Mixtral"]}
-    for code, data, to in (
-        ("experts.base_is_dense", {"model_type": "llama", **SIZES}, "experts=8"),
-        ("goal.size_not_larger", mixture, "experts=4"),
-        ("experts.not_whole", mixture, "experts=6"),
-        (
-            "experts.groups_not_whole",
-            {"model_type": "deepseek_v3", **SIZES, **ROUTED["DeepseekV3"]},
-            "experts=9",
-        ),
-        ("experts.more_change_the_loss", {**mixture, "model_type": "phimoe"}, "experts=8"),
-    ):
-        with refused(code):
-            family_plan(data, to=to, by="units")
-    family_plan(mixture, to="experts=8", by="units")  # the remedy of experts.not_whole
+MIXTURE = {"model_type": "mixtral", **SIZES, **ROUTED["Mixtral"]}
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    **SIZES,
+    **ROUTED["DeepseekV3"],
+    "n_routed_experts": 16,
+    "n_group": 4,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, **TOKENS}
+REFUSED_MORE: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
+    "llama": ("experts.base_is_dense", LLAMA, "experts=8", ["experts=8,top_k=2,expert_ffn=20"]),
+    "qwen3": ("experts.base_is_dense", {**LLAMA, "model_type": "qwen3"}, "experts=8", ["experts=8,top_k=2,expert_ffn=20"]),
+    "no class with experts": ("experts.base_is_dense", GPT2, "experts=8", []),
+    "as many": ("goal.size_not_larger", MIXTURE, "experts=4", []),
+    "4 to 6": ("experts.not_whole", MIXTURE, "experts=6", ["experts=8"]),
+    "4 groups": ("experts.groups_not_whole", DEEPSEEK, "experts=18", ["experts=20"]),
+    "masked scores": ("experts.more_change_the_loss", {**MIXTURE, "model_type": "phimoe"}, "experts=8", []),
+    "masked scores, 4 to 6": ("experts.not_whole", {**MIXTURE, "model_type": "phimoe"}, "experts=6", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED_MORE)
+def test_what_has_no_more_experts_is_refused_and_what_is_offered_is_accepted(case):
+    code, data, to, offered = REFUSED_MORE[case]
+    with refused(code) as caught:
+        family_plan(data, to=to, by="units")
+    (fault,) = caught.value.faults
+    assert re.findall(r"experts=\S*\d", fault.remedy) == offered
+    for goal in offered:
+        assert family_plan(data, to=goal, by="units").wide_config != data
+
+
+BESIDE: dict[str, tuple[dict[str, Any], str, str, bool]] = {
+    "shared experts": ({"model_type": "granitemoeshared", "shared_intermediate_size": 40}, "1", "experts=8", True),
+    "a shared expert with a gate": (
+        {"model_type": "qwen2_moe", "num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+        "1", "experts=8", True,
+    ),
+    "every width by new units": ({}, "2", "experts=8", True),
+    "new layers": ({}, "1", "experts=8,layers=3,after=0", True),
+    "asleep, every width by new units": (DEEPSEEK, "2", "experts=20", False),
+    "twice beside shared experts": ({"model_type": "granitemoeshared", "shared_intermediate_size": 40}, "experts=2", "", False),
+}  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", BESIDE)
+def test_more_experts_beside_other_parts(case):
+    fields, k, to, parted = BESIDE[case]
+    found = prove(family_plan({**MIXTURE, **fields}, k, to=to or None, by="units"), steps=3)
+    seen = found.evidence
+    assert found.plan.parts_tokens is parted
+    assert max(seen.worst_gradient, seen.worst_step) < 1e-9 < 1e-3 < seen.control
+    assert seen.jump is not None
+    assert seen.jump < (0.1 if parted else 1e-12)
+    assert seen.kept is None or seen.kept > 0.9
+
+
+def test_what_counts_on_the_number_of_experts_or_layers_is_refused():
+    """Controls: without these fields the same growths are accepted by the tests around this one."""
+    balanced = {**MIXTURE, "output_router_logits": True, "router_aux_loss_coef": 0.02}
+    with refused("experts.more_change_the_loss"):
+        family_plan(balanced, to="experts=8", by="units")
+    with refused("depth.field_counts_layers"):
+        family_plan({**DEEPSEEK, "first_k_dense_replace": 1}, to="experts=20,layers=3", by="units")
+    capacity = {"model_type": "switch_transformers", "num_experts": 4, "expert_capacity": 8}
+    with refused("experts.base_is_dense"):
+        family_plan(capacity, to="experts=8", by="units")
+    with refused("goal.width_not_in_config"):
+        family_plan(capacity, "experts=2")
+
+
+def test_the_balance_loss_of_twice_the_experts_is_that_of_the_base():
+    """It is counted in this forward alone. Controls: an undivided coefficient; copies that share tokens have about the base's."""
+    data = {**MIXTURE, "router_aux_loss_coef": 0.02}
+    base, words = (
+        new("Mixtral", **{k: v for k, v in data.items() if k != "model_type"}).eval(),
+        torch.arange(90).view(3, 30),
+    )
+
+    def balance(model):
+        with torch.no_grad():
+            found = model(input_ids=words, output_router_logits=True).aux_loss
+        return float(found), float(found * model.config.router_aux_loss_coef)
+
+    found = {
+        goal: balance(mu.upscale(base, maker(family), plan=family.plan).model.eval())
+        for goal, family in (
+            ("twice", family_plan(data, "experts=2", by="units")),
+            ("more", family_plan(data, to="experts=8", by="units")),
+        )
+    }
+    plain, counted = balance(base)
+    assert found["twice"][1] == pytest.approx(counted, rel=1e-5)
+    assert found["twice"][0] == pytest.approx(2 * plain, rel=1e-5)
+    assert found["more"][1] == pytest.approx(counted, rel=0.2)
 
 
 @pytest.mark.parametrize("kind", ["Mixtral", "DeepseekV3"])

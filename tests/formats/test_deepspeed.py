@@ -7,6 +7,7 @@ import pickle
 import shutil
 import sys
 from collections import OrderedDict
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 
 import mupscale as mu
 from harness.closeness import largest_gaps
+from harness.growth.experts import Mixture
 from harness.refusals import refusal, refused
 from mupscale.formats.deepspeed.universal import read_universal
 
@@ -350,3 +352,24 @@ def test_an_engine_gets_the_settings_of_its_groups_and_steps_of_their_own(narrow
     ):
         with refused(code):
             mu.trainers.load_universal_(other, out)
+
+
+def test_copies_of_experts_are_parted_as_by_upscale_or_refused(tmp_path):
+    """Moments are those of `upscale` too. Control: another seed."""
+    torch.manual_seed(0)
+    model, make = Mixture("renormalised", 4, 2), lambda: Mixture("renormalised", 8, 2)
+    run = mu.Run(model, torch.optim.AdamW(own_groups(model), lr=0.05))
+    model(torch.randn(32, 6)).square().mean().backward()
+    run.optimizer.step()
+    write(tmp_path / "narrow", run, 1)
+    plan = replace(mu.plans.more_experts_plan(model, make(), (4, 8)), proof="loss")
+    with refused("experts.equal_scores"):
+        mu.grow_checkpoint(tmp_path / "narrow", tmp_path / "wide", plan=plan)
+    mu.grow_checkpoint(tmp_path / "narrow", tmp_path / "wide", plan=plan, noise=mu.NewUnits(), seed=5)
+    same, other = (mu.upscale(run, make, plan=plan, seed=seed) for seed in (5, 6))
+    rows = [one.model.get_parameter("router.weight") for one in (same, other)]
+    for name, parameter in same.model.named_parameters():
+        assert torch.equal(read(tmp_path / "wide", name, "fp32").view_as(parameter), parameter), name
+        moment = same.optimizer.state[parameter]["exp_avg"]
+        assert torch.equal(read(tmp_path / "wide", name, "exp_avg").view_as(parameter), moment), name
+    assert not torch.equal(*rows)

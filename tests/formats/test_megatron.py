@@ -372,6 +372,11 @@ FC2 = "decoder.layers.mlp.linear_fc2.weight"
         (lambda _, c: c.pop("optimizer"), "megatron.state_without_optimizer", "optimizer.state.exp_avg"),
         (lambda _, c: c.update(optimizer={0: c["optimizer"], 1: c["optimizer"]}), "megatron.no_param_groups", "common.pt"),
         (edit(is_expert_parallel=True), "megatron.group_of_experts", "param_groups[0]"),
+        (
+            lambda tensors, _: tensors.update({("decoder.layers.mlp.experts.experts.linear_fc1.weight", i): torch.ones(4, 6, 8) for i in range(2)}),
+            "megatron.experts_not_read",
+            "experts.experts.linear_fc1",
+        ),
         (edit(max_lr="fast"), "state.setting_not_a_number", "max_lr"),
         (edit(wd_mult=None), "megatron.no_decay_multiplier", "wd_mult"),
         (edit(lr="fast"), "state.setting_not_a_number", "fast"),

@@ -130,6 +130,10 @@ FC1 = "decoder.layers.0.mlp.linear_fc1.weight"
         (lambda t, _: t.update({"model.output_layer.weight": torch.ones(2, 2)}), "megatron.different_wrappers", "model."),
         (lambda _, v: v.update({"optimizer.0.param_to_group_meta.a.lr": 1.0}), "megatron.several_optimizers", "optimizer.0."),
         (lambda _, v: v.update({f"{META}output_layer.weight.is_expert_parallel": True}), "megatron.group_of_experts", ()),
+        (
+            lambda t, _: t.update({f"{MODEL}decoder.layers.0.mlp.experts.linear_fc1.weight0": torch.ones(6, 8)}),
+            "megatron.experts_not_read", "experts.linear_fc1.weight0",
+        ),
         (lambda _, v: [v.pop(key) for key in list(v) if key.startswith(META)], "megatron.no_param_groups", ()),
         (lambda _, v: [v.pop(key) for key in list(v) if key.startswith(f"{META}output_layer.")], "state.in_no_group", "output_layer.weight"),
         (lambda t, _: t.pop(f"{STATE}output_layer.weight.exp_avg"), "state.entry_missing", ("output_layer.weight", "exp_avg")),

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from ..models.names import named_tensors, unwrap
 from ..plans.plan import Plan
 from ..rules.noise_defaults import APART
+from ..tensors.random_states import forked
 from .kinds import SplitNoise
 from .resolve import resolve_noise
 from .resolved import NoisePlan
@@ -49,13 +50,15 @@ class _Recorded(TorchFunctionMode):
 def chosen_experts(model: nn.Module, call: Call, experts: int) -> list[Tensor]:
     """The experts of every token, in every call that chooses among so many; a row for each token.
 
+    Random numbers are the same in every call, so that dropout does not move a token.
+
     >>> router = nn.Linear(2, 3, bias=False)
     >>> _ = router.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]]))
     >>> x = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
     >>> [found.tolist() for found in chosen_experts(router, lambda model: model(x).topk(1), 3)]
     [[[0], [1]]]
     """
-    with torch.no_grad(), _Recorded(experts) as recorded:
+    with forked(model, seed=0), torch.no_grad(), _Recorded(experts) as recorded:
         call(model)
     found: list[Tensor] = recorded.found
     return found

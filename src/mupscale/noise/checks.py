@@ -8,12 +8,14 @@ from fnmatch import fnmatchcase
 from torch import Tensor
 
 from ..arguments import wrong_whole
-from ..errors import Fault
+from ..errors import Fault, raise_faults
+from ..plans.more_experts import equal_scores
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
 from .kinds import NewUnits, Noise, PairedNoise, Sigma, SplitNoise, each, given_sigma, relative_size
 from .measures import Measure, measured
-from .where import Exempt, has_copies, noisy_weights, pairing
+from .resolved import ResolvedNoise
+from .where import Exempt, has_copies, is_router, noisy_weights, pairing
 
 
 def unknown_names(
@@ -39,6 +41,16 @@ def unknown_names(
             noisy = {name: entry for name, entry in noisy.items() if entry.new or entry.padded}
         faults += _not_in_base(base, noisy, plan)
     return faults
+
+
+def refuse_unparted(found: Mapping[str, ResolvedNoise], plan: Plan) -> None:
+    """Raise where noise leaves the copies of experts with one score: it is zero, or not in their router."""
+    routers = [name for name, entry in plan.tensors.items() if is_router(name, entry)]
+    tied = [name for name in routers if not any(each(found.get(name, ResolvedNoise()).sigma or 0.0))]
+    remedy = "write noise=mu.NewUnits(), and let the router train"
+    raise_faults(
+        "this noise does not part the copies of experts", [equal_scores(name, remedy) for name in tied]
+    )
 
 
 def _not_in_base(base: Mapping[str, Tensor], noisy: Mapping[str, TensorPlan], plan: Plan) -> list[Fault]:

@@ -26,7 +26,7 @@ from ..plans.plan import Plan
 from ..plans.tensor_plan import Becomes, TensorPlan
 from ..rules.noise_defaults import APART, WAKE
 from ..tensors.spectral import gaussian_norm
-from .checks import unknown_names
+from .checks import refuse_unparted, unknown_names
 from .kinds import (
     NewUnits,
     Noise,
@@ -117,6 +117,7 @@ def resolve_noise(
             if name not in found and entry.padded and entry.sleep.wakes:
                 found[name] = ResolvedNoise(woken=0.0, copied=True)  # biases, which get no noise
     _refuse_asleep(found, plan)
+    refuse_unparted(found, plan)
     found |= {name: replace(found.get(name, ResolvedNoise()), repeats=True) for name in repeating}
     tensors = {
         name: sized(replace(one, without_row=exempt.padding.get(name)), name, asleep, since)

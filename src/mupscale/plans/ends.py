@@ -13,6 +13,7 @@ from ..arguments import wrong_kind
 from ..errors import Fault, raise_faults
 from ..models.names import named_tensors, resolve, tied_names, unique_tensors
 from ..rules.axes import Axis, fraction_fault
+from .more_experts import refuse_equal_scores
 from .plan import Plan
 from .tensor_plan import TensorPlan
 
@@ -43,6 +44,17 @@ def expect_proved(plan: Plan, prove: bool) -> None:
         "a proof"
     )
     raise_faults("nothing has proved this plan", [Fault("proof.missing", "plan", what, remedy)])
+
+
+def expect_exact(plan: Plan, prove: bool, noise: object) -> None:
+    """Raise unless weights may be grown by this plan: it was proved, or the caller goes without a proof, and if it gives tokens
+    to one of several copies, there is noise that parts them.
+
+    >>> expect_exact(Plan({}), prove=False, noise=None)
+    """
+    expect_proved(plan, prove)
+    if noise is None:
+        refuse_equal_scores(plan)
 
 
 def planned_parameters(model: nn.Module, plan: Plan, end: End) -> dict[int, str]:

@@ -85,7 +85,7 @@ def more_experts_plan(base: nn.Module, wide: nn.Module, experts: tuple[int, int]
     way: ExpertsWay = "asleep" if biases else "apart"
     if way == "apart" and experts[1] % experts[0]:
         what = f"{experts[0]} -> {experts[1]}: this router has no bias that could leave new experts out, and copies come whole"
-        remedy = f"write experts={experts[0] * -(-experts[1] // experts[0])}"
+        remedy = _nearest(experts, experts[0])
         raise_faults(
             "this model cannot get more experts like that",
             [Fault("experts.not_whole", "experts", what, remedy)],
@@ -94,7 +94,7 @@ def more_experts_plan(base: nn.Module, wide: nn.Module, experts: tuple[int, int]
         what = (
             f"{experts[0]} -> {experts[1]}: experts stand in {groups} groups, each of which gets as many more"
         )
-        remedy = f"write experts={experts[0] + groups * -(-(experts[1] - experts[0]) // groups)}"
+        remedy = _nearest(experts, groups)
         raise_faults(
             "this model cannot get more experts like that",
             [Fault("experts.groups_not_whole", "experts", what, remedy)],
@@ -116,6 +116,17 @@ def more_experts_plan(base: nn.Module, wide: nn.Module, experts: tuple[int, int]
             chosen=dim if way == "apart" else None,
         )
     return Plan(tensors, ties)
+
+
+def _nearest(experts: tuple[int, int], apart: int) -> str:
+    """The numbers next to the one that is asked for, where those that can be had lie so far apart.
+
+    >>> _nearest((4, 6), 4), _nearest((4, 10), 4)
+    ('write experts=8', 'write experts=8 or experts=12')
+    """
+    fewer = experts[0] + (experts[1] - experts[0]) // apart * apart
+    found = [number for number in (fewer, fewer + apart) if number > experts[0]]
+    return "write " + " or ".join(f"experts={number}" for number in found)
 
 
 def _grown(old: Tensor | None, new: Tensor, experts: tuple[int, int]) -> int | None:
@@ -165,6 +176,11 @@ def refuse_equal_scores(plan: Plan) -> None:
     Only waking parts them, so there is nothing to grow to.
     """
     if plan.parts_tokens:
-        what = "copies of an expert would have one score, so tokens would go to several copies of one expert"
-        fault = Fault("experts.equal_scores", "experts", what, "write upscale, which parts the copies")
-        raise_faults("this growth has no exact form that sleeps", [fault])
+        remedy = "use upscale, or noise=mu.NewUnits() where a checkpoint is grown or loaded"
+        raise_faults("this growth has no exact form that sleeps", [equal_scores("experts", remedy)])
+
+
+def equal_scores(where: str, remedy: str) -> Fault:
+    """The fault of experts whose copies have one score."""
+    what = "copies of an expert would have one score, so tokens would go to several copies of one expert"
+    return Fault("experts.equal_scores", where, what, remedy)

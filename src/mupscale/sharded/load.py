@@ -29,7 +29,7 @@ from ..noise.resolved import NoisePlan
 from ..noise.where import exempt_of
 from ..plans.attributes import carry_attributes_, compare_attributes
 from ..plans.direction import Direction
-from ..plans.ends import check_end, expect_proved
+from ..plans.ends import check_end, expect_exact
 from ..plans.plan import Plan
 from ..rules.optimizer_rule import OptimizerRule
 from ..runs.provenance import Growth
@@ -107,7 +107,7 @@ def load_grown_(
     loader = _Loader(target, chosen, rules, init, torch.device(device) if device is not None else None)
     try:
         with AllOrNone(group) as together:
-            early = _checked(base, target, chosen, since, prove)
+            early = _checked(base, target, chosen, since, noise, prove)
             checked = True
             if isinstance(base, Run):
                 carry_attributes_(target.model, compare_attributes(base.model, target.model, chosen))
@@ -126,14 +126,19 @@ def load_grown_(
 
 
 def _checked(
-    base: str | Location | Run, wide: Run, plan: Plan, since: Since | None, prove: bool
+    base: str | Location | Run,
+    wide: Run,
+    plan: Plan,
+    since: Since | None,
+    noise: Noise | NoisePlan | None,
+    prove: bool,
 ) -> Plan | None:
     """The plan from the reference to the base; raises unless both ends fit the plan, before a model is touched."""
     remedy = "write load_grown_(base, wide, plan=…): first the base's directory or mu.Run(base), then what is filled"
     faults = wrong_kind("base", base, (str, Path, Url, Run), remedy)
     faults += wrong_kind("plan", plan, Plan, "write plan=infer_plan(base, wide), or a family's plan")
     raise_faults("load_grown_ cannot use what it was given", faults)
-    expect_proved(plan, prove)
+    expect_exact(plan, prove, noise)
     if isinstance(base, Run):
         check_end(plan, base.model, "base")
     check_end(plan, wide.model, "wide")

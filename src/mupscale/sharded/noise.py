@@ -18,6 +18,7 @@ from torch import Tensor
 from ..errors import Fault, MupscaleError, raise_faults
 from ..jobs.bytes.blocks import StoredBase
 from ..jobs.norms.measured import measured_by
+from ..noise.checks import refuse_unparted
 from ..noise.kinds import Noise
 from ..noise.measures import Statistic, Wanted, statistic
 from ..noise.resolve import norms_wanted, resolve_noise, unused_seed
@@ -45,6 +46,7 @@ def shared_noise(
         return None
     if isinstance(noise, NoisePlan):
         _check_plan(noise, plan, seed)
+        refuse_unparted(noise.tensors, plan)
         return noise
     wanted = norms_wanted(noise, plan=plan, since=since, exempt=exempt)
     norms = _measured(wanted, plan, source, together, group) if wanted else {}

@@ -193,7 +193,12 @@ def _steps(data: Mapping[str, Any], gently: bool) -> Iterator[list[Any]]:
                     (v for k, v in part.items() if FIELDS["top_k"].has(k) and type(v) is int and v <= value),
                     default=1,
                 )
-                yield [{(*path, key): n} for n in (4, 8, 16, 32) if n > chosen]
+                # Where groups of experts are chosen first, each is scored by its best two.
+                groups = max(
+                    (v for k, v in part.items() if FIELDS["groups"].has(k) and type(v) is int), default=1
+                )
+                least = 2 * groups if groups > 1 else 1
+                yield [{(*path, key): n} for n in (4, 8, 16, 32) if n > chosen and n >= least]
     for path, part in nested_configs(data):
         yield from _narrower(path, part, gently)
         if not gently:

@@ -7,22 +7,24 @@ gradient identity. Where copies part, it is measured with copies so far apart th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from torch import nn
 
-from ...errors import Fault, raise_faults
+from ...errors import Fault, MupscaleError, raise_faults
 from ...noise.apart import far_apart
 from ...plans.direction import Direction
 from ...plans.more_experts import more_experts_plan
 from ...plans.plan import Plan
 from ...plans.wide_model import fill_model_
-from ..config.multipliers import To
+from ..config.multipliers import Experts, To
 from ..config.nested import Path, expert_fields, nested_configs, with_edits
 from ..copy.trial import End, Trial
 from ..models import as_data, config_from
+from ..types.into import target_of, with_experts
 from .step import Step
 
 _CLAIM = "this model cannot get more experts like that"
@@ -58,7 +60,20 @@ class MoreExperts(Step):
 
     def plan(self, base: nn.Module, wide: nn.Module, copy: End) -> Plan:
         _, now, groups = self.counted
-        return more_experts_plan(base, wide, (now, self.number), groups)
+        try:
+            return more_experts_plan(base, wide, (now, self.number), groups)
+        except MupscaleError as error:
+            if copy == self.start or self._can_be_whole(copy):
+                raise
+            raise MupscaleError(error.claim, [fault._replace(remedy="") for fault in error.faults]) from None
+
+    def _can_be_whole(self, copy: End) -> bool:
+        """Whether twice the experts of a small copy pass their trial, so that other numbers than this one can be had."""
+        _, few, _ = MoreExperts(copy, 0).counted
+        with suppress(MupscaleError):
+            MoreExperts(copy, 2 * few).tried()
+            return True
+        return False
 
     def small(self, copy: End) -> MoreExperts:
         """As many times the experts of the copy; where that is no whole number, one more in every group."""
@@ -75,10 +90,7 @@ class MoreExperts(Step):
         if not found.exact:
             how = "with copies far apart" if noise is not None else "while the new ones sleep"
             what = f"with more experts the loss is off by {found.gap:.1e} {how}, and its gradient by {found.worst:.1e}"
-            remedy = (
-                f"write -k experts={-(-self.number // self.counted[1])}, which gives each token more of them"
-            )
-            raise_faults(_CLAIM, [Fault("experts.more_change_the_loss", found.where, what, remedy)])
+            raise_faults(_CLAIM, [Fault("experts.more_change_the_loss", found.where, what)])
         return found.worst
 
 
@@ -90,11 +102,23 @@ def step_of(start: End, to: To) -> MoreExperts | None:
     step = MoreExperts(start, number)
     data = as_data(start.config)
     if not any(expert_fields(part) for _, part in nested_configs(data)):
-        what = "its feed-forward layers are dense, and what experts they should get is not said"
-        remedy = f"write experts={number},top_k=2,expert_ffn=64, for example"
-        raise_faults(_CLAIM, [Fault("experts.base_is_dense", "experts", what, remedy)])
+        what = "no field says how many experts a token goes to; a dense model needs top_k and expert_ffn too"
+        raise_faults(_CLAIM, [Fault("experts.base_is_dense", "experts", what, _example(start, number))])
     if number <= step.counted[1]:
         what = f"{step.counted[1]} -> {number}: growing only adds experts"
-        remedy = f"write experts={2 * step.counted[1]}"
+        remedy = f"write a number above {step.counted[1]}"
         raise_faults(_CLAIM, [Fault("goal.size_not_larger", "experts", what, remedy)])
     return step
+
+
+def _example(start: End, number: int) -> str:
+    """What to write for a dense model; nothing where no class with experts holds it."""
+    data = as_data(start.config)
+    width = data.get("intermediate_size")
+    ffn = width // 2 if isinstance(width, int) and width % 2 == 0 else width
+    try:
+        asked = Experts(number, min(2, number), int(ffn or 0), None)
+        with_experts(data, target_of(data, start.cls.__name__, asked), asked)
+    except MupscaleError:
+        return ""
+    return f"write experts={number},top_k={asked.top_k},expert_ffn={ffn}, for example"

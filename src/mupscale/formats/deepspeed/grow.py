@@ -23,7 +23,7 @@ from ...models.names import resolve
 from ...noise.kinds import Noise
 from ...optimizers.named import Moment, NamedGroup, NamedOptimizer
 from ...optimizers.schedulers import RATES_OF_GROUPS
-from ...plans.ends import expect_proved
+from ...plans.ends import expect_exact
 from ...plans.plan import Plan
 from ...rules.optimizer_rule import OptimizerRule
 from ...storage.location import Location
@@ -91,7 +91,7 @@ def grow_universal_checkpoint(
     ...         print(error.code)
     deepspeed.not_universal
     """
-    expect_proved(plan, prove)
+    expect_exact(plan, prove, noise)
     universal = read_universal(base)
     places = weight_sources(universal, plan)
     return write_grown(

@@ -27,7 +27,7 @@ from ...optimizers.positions import CLAIM, named_orders
 from ...optimizers.read import Names, parts, read_positions
 from ...optimizers.write import write_positions
 from ...plans.direction import Direction
-from ...plans.ends import expect_proved
+from ...plans.ends import expect_exact
 from ...plans.plan import Plan
 from ...plans.tensor_plan import TensorPlan
 from ...rules.optimizer_rule import OptimizerRule
@@ -35,7 +35,7 @@ from ...rules.optimizers import rule_for
 from ...runs.growth_record import KEY, plans_in, record_in, record_of
 from ...runs.provenance import Growth, Provenance
 from ...tensors.noise import TensorNoise
-from ...training.grow.state_dicts import carry_tensors, grow_state_dict
+from ...training.grow.state_dicts import carry_tensors
 
 _WEIGHTS, _STATES = "state_dict", "optimizer_states"
 
@@ -93,12 +93,11 @@ def grow_lightning_checkpoint(
     early, history = None, Provenance()
     if KEY in described:
         early, history = plans_in(path)[1], Provenance.from_json(record_in(path))
-    expect_proved(plan, prove)
+    expect_exact(plan, prove, noise)
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     whole = plan.rename(lambda name: prefix + name)
     raise_few(f"{printable(str(path))} cannot be widened", _unknown_tensors(checkpoint))
     weights = checkpoint[_WEIGHTS]
-    wide = {**checkpoint, _WEIGHTS: grow_state_dict(weights, whole, prove=prove), _STATES: []}
     direction, noise_settings = Direction(whole), {}
     if noise is not None:
         own = {name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)}
@@ -106,8 +105,8 @@ def grow_lightning_checkpoint(
             own, noise, plan=plan, seed=unused_seed(seed, early, history.seeds), since=early
         )
         direction = Direction(whole, noise=_Prefixed(found, prefix))
-        wide[_WEIGHTS] = carry_tensors(weights, direction)
         noise_settings = {"noise": {"kind": type(noise).__name__, **found.as_json()}, "seed": seed}
+    wide = {**checkpoint, _WEIGHTS: carry_tensors(weights, direction), _STATES: []}
     for i, state in enumerate(checkpoint[_STATES]):
         members = named_parameters(weights, whole) if names is None else names[i]
         rule = (

@@ -8,7 +8,7 @@ from ...errors import Fault, MupscaleError
 from ...jobs.job import Move
 from ...noise.kinds import Noise
 from ...optimizers.read import Names
-from ...plans.ends import expect_proved
+from ...plans.ends import expect_exact
 from ...plans.plan import Plan
 from ...rules.optimizer_rule import OptimizerRule
 from ...runs.growth_record import NAME
@@ -71,7 +71,7 @@ def grow_megatron_checkpoint(
     ...         print(error.code)
     megatron.no_metadata
     """
-    expect_proved(plan, prove)
+    expect_exact(plan, prove, noise)
     growing = Growing(plan, optimizer=optimizer_class, names=names, rules=rules)
     path, moves, make = (_open_fsdp if is_fsdp_dtensor(base) else _open_torch_dist)(base, plan)
     record = _record(location(base))

@@ -28,7 +28,7 @@ from ..common import NEW_TENSOR, OTHER_PLAN, Growing, NamedState, WideFiles, arc
 from .fsdp_dtensor import HALVES, FsdpDtensor
 from .groups import NAMES, group_faults, groups_of, settings_of_groups, warming, wide_groups
 from .grow_torch_dist import kept_values
-from .parts import CLAIM, Parts, Spot, parts_of
+from .parts import CLAIM, Parts, Spot, parts_of, refuse_experts
 from .torch_dist import lay_out_chunks, metadata_bytes
 
 Endings = tuple[str, ...]
@@ -55,6 +55,7 @@ class WholeOrHalves:
 
 def endings_of(checkpoint: FsdpDtensor, plan: Plan) -> dict[str, Endings]:
     """How every tensor of the plan is stored: as one, or in halves; raises for missing ones and for those that are left over."""
+    refuse_experts(checkpoint.stored)
     found: dict[str, Endings] = {}
     faults: list[Fault] = []
     for name, entry in plan.tensors.items():

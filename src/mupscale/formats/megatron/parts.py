@@ -29,6 +29,7 @@ STATE = "optimizer.state."
 COPIES = ("fp32_param", "param")
 """Names of float32 copies of the weights, as its optimizers save them."""
 _LAYER = re.compile(r"(.*\blayers)\.(\d+)\.(.*)")
+_EXPERTS = re.compile(r".*\.mlp\.experts\.(experts|local_experts|linear_fc\d)\b.*")
 _NORMS = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
@@ -62,6 +63,7 @@ class Parts:
 
 def spots_of(checkpoint: TorchDist, plan: Plan) -> dict[str, Spot]:
     """Where every tensor of the plan lies; raises for those that are missing, and for stored ones that it does not know."""
+    refuse_experts(checkpoint.stored)
     spots: dict[str, Spot] = {}
     faults: list[Fault] = []
     for name, entry in plan.tensors.items():
@@ -93,6 +95,14 @@ def spots_of(checkpoint: TorchDist, plan: Plan) -> dict[str, Spot]:
             faults.append(Fault("checkpoint.other_layer_count", printable(key), what, OTHER_PLAN))
     raise_few(CLAIM, faults)
     return spots
+
+
+def refuse_experts(stored: DcpDirectory) -> None:
+    """Raise for experts as Megatron's own layers store them: one by one in the model, joined over ranks in the checkpoint."""
+    found = next((key for key in stored.tensors if _EXPERTS.fullmatch(key)), None)
+    what = "experts of Megatron's mixtures, which are parameters of their own in the model and lie in one tensor here"
+    faults = [] if found is None else [Fault("megatron.experts_not_read", printable(found), what)]
+    raise_few(CLAIM, faults)
 
 
 def spellings(name: str) -> list[str]:

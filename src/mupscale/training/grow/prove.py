@@ -150,6 +150,7 @@ def _measured_plan(
     """The given plan after it was measured, or the one that a search finds, and the record of the measurement."""
     small = _float64_bytes(base, built) <= FLOAT64_BYTES
     if plan is not None:
+        _refuse_lost_scores(plan, small)
         for draw in range(DRAWS if plan.parts_tokens else 1):
             pair = _Pair(base, built, plan, small, loss, draw=draw)
             with pair.computing():
@@ -167,6 +168,21 @@ def _measured_plan(
         unlearned = _unlearned(_Pair(base, built, found.plan, small, loss), noise, given=ways.by == "padded")
     worst = max(found.worst, found.gap)
     return found.plan, _record(found.plan, "float64", worst, found.trials, found.modes, unlearned)
+
+
+def _refuse_lost_scores(plan: Plan, small: bool) -> None:
+    """Raise for copies of experts in a large model: so far apart that tokens keep their experts, scores need float64."""
+    if small or not plan.parts_tokens:
+        return
+    what = f"it parts tokens, which is measured in float64, and copies in float64 take more than {FLOAT64_BYTES >> 20} MiB"
+    remedy = (
+        "measure it where the memory is there, with mu.verify(base, wide, plan=plan, loss=loss).raise_if_broken(), and write "
+        "prove=False here"
+    )
+    raise_faults(
+        "this plan is not measured on a model of this size",
+        [Fault("experts.too_large_to_measure", "plan", what, remedy)],
+    )
 
 
 def _guessed(

@@ -21,7 +21,7 @@ from ...optimizers.named import NamedGroup
 from ...optimizers.read import read_state_dict
 from ...optimizers.write import write_state_dict
 from ...plans.direction import Direction
-from ...plans.ends import check_shapes, check_ties, expect_proved
+from ...plans.ends import check_shapes, check_ties, expect_exact, expect_proved
 from ...plans.plan import Plan
 from ...plans.tensor_plan import TensorPlan
 from ...rules.optimizer_rule import OptimizerRule
@@ -52,7 +52,7 @@ def grow_state_dict(state: Mapping[str, Tensor], plan: Plan, *, prove: bool = Tr
     torch.Size([4, 4])
     """
     direction = Direction(plan)
-    expect_proved(plan, prove)
+    expect_exact(plan, prove, noise=None)
     return carry_tensors(state, direction)
 
 

@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from torch import nn
 
@@ -272,4 +273,8 @@ def _losses(
         warnings.warn(
             f"no size was found that costs {choice.rise:.0%} of what was learned; {choice}", stacklevel=3
         )
-    return {"before": before, "after": after, **kept_tokens(plan, base, wide, loss)}
+    return {
+        "before": before,
+        "after": after,
+        **kept_tokens(plan, base, wide, partial(measured, loss, seed=seed)),
+    }

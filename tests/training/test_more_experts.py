@@ -1,0 +1,244 @@
+"""Copies of experts that share the tokens of their expert: every way to grow a mixture of one's own parts them, or refuses."""
+
+import warnings
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import mupscale as mu
+from harness import megatron_files
+from harness.growth.experts import Mixture
+from harness.refusals import refusal, refused
+from mupscale.noise.apart import share_kept
+from mupscale.noise.resolved import NoisePlan
+from mupscale.plans.direction import Direction
+from mupscale.plans.wide_model import fill_model_
+from mupscale.training.grow import prove
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+X = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
+
+
+def own(experts):
+    torch.manual_seed(experts)
+    model = Mixture("renormalised", experts, 2)
+    model.down.data.mul_(5)
+    return model
+
+
+def loss(model):
+    return model(X.to(model.down)).sub(X[:, :3].to(model.down).sin()).square().mean()
+
+
+PLAN = replace(mu.plans.more_experts_plan(own(4), own(8), (4, 8)), proof="loss")
+
+
+def trained():
+    model = own(4)
+    groups = [
+        {"params": [p for p in model.parameters() if (p.dim() > 1) == (decay > 0)], "weight_decay": decay}
+        for decay in (0.1, 0.0)
+    ]
+    run = mu.Run(model, torch.optim.AdamW(groups, lr=1e-2))
+    for _ in range(3):
+        run.optimizer.zero_grad()
+        loss(model).backward()
+        run.optimizer.step()
+    return run
+
+
+def filled(state):
+    model = own(8)
+    model.load_state_dict(state)
+    return model
+
+
+def every(folder):
+    """The tensors of a directory, loaded by torch's own reader."""
+    described = FileSystemReader(folder).read_metadata().state_dict_metadata
+    tree = {k: torch.zeros(e.size) for k, e in described.items() if isinstance(e, TensorStorageMetadata)}
+    load(tree, checkpoint_id=folder, no_dist=True)
+    return tree
+
+
+def read(folder, prefix=""):
+    return {name: every(folder)[prefix + name] for name in own(8).state_dict()}
+
+
+def grown(base, folder, noise):
+    mu.grow_checkpoint(base, folder / "wide", plan=PLAN, noise=noise)
+    return folder / "wide"
+
+
+def from_live(run, folder, noise):
+    return mu.load_grown_(run, mu.Run(own(8)), plan=PLAN, noise=noise).model
+
+
+def without_proof(run, folder, noise):
+    return mu.load_grown_(run, own(8), plan=PLAN, noise=noise, prove=False).model
+
+
+def from_dcp(run, folder, noise):
+    save({"model": run.model.state_dict()}, checkpoint_id=folder / "base", no_dist=True)
+    return mu.load_grown_(folder / "base", own(8), plan=PLAN, noise=noise).model
+
+
+def lightning(run, folder, noise):
+    weights = {f"model.{name}": tensor for name, tensor in run.model.state_dict().items()}
+    torch.save({"state_dict": weights, "optimizer_states": []}, folder / "base.ckpt")
+    wide = torch.load(grown(folder / "base.ckpt", folder, noise))["state_dict"]
+    return filled({name.removeprefix("model."): tensor for name, tensor in wide.items()})
+
+
+def megatron(run, folder, noise):
+    if not (folder / "base").exists():
+        megatron_files.torch_dist(folder / "base", run)
+    return filled(read(grown(folder / "base", folder, noise)))
+
+
+def megatron_fsdp(run, folder, noise):
+    if not (folder / "base").exists():
+        megatron_files.fsdp_dtensor(folder / "base", run)
+    mu.trainers.grow_megatron_checkpoint(folder / "base", folder / "wide", plan=PLAN, noise=noise)
+    return filled(read(folder / "wide", megatron_files.MODEL))
+
+
+def state_dict(run, folder, noise):
+    if noise is not None:  # it takes no noise
+        return from_live(run, folder, noise)
+    return filled(mu.trainers.grow_state_dict(run.model.state_dict(), PLAN))
+
+
+def in_memory(run, folder, noise):
+    make, options = (lambda: own(8)), dict[str, Any](plan=PLAN, loss=loss)
+    return (mu.grow(run, make, **options) if noise is None else mu.upscale(run, make, noise, **options)).model
+
+
+DOORS = (from_live, without_proof, from_dcp, lightning, megatron, megatron_fsdp, state_dict, in_memory)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_way_to_grow_parts_copies_or_refuses(door, tmp_path):
+    run = trained()
+    with refused("experts.equal_scores"):
+        door(run, tmp_path, None)
+    assert not (tmp_path / "wide").exists()
+    wide = door(run, tmp_path, mu.NewUnits())
+    with torch.no_grad():
+        before, after = float(loss(run.model)), float(loss(wide))
+        tied = float(loss(fill_model_(own(8), run.model, Direction(PLAN))))
+    assert abs(after - before) < 0.02 * before
+    assert abs(tied - before) > 0.05 * before, "control: what is refused moves the loss"
+
+
+def test_all_ways_give_the_same_bits(tmp_path):
+    run, noise = trained(), mu.NewUnits()
+    expected = in_memory(run, tmp_path, noise).state_dict()
+    for door in DOORS[:-2]:
+        (folder := tmp_path / door.__name__).mkdir()
+        found = door(run, folder, noise).state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), door.__name__
+
+
+SILENT = (
+    mu.SignalNoise(0.0),
+    mu.MupNoise(0.0),
+    mu.PairedNoise(1.0),
+    mu.SignalNoise({"router.*": 0.0, "*": 0.1}),
+    mu.SignalNoise({"up": 0.1}),
+)
+
+
+@pytest.mark.parametrize("noise", SILENT, ids=str)
+def test_noise_that_leaves_the_router_alone_is_refused(noise):
+    run = trained()
+    for prove_it in (True, False):
+        with refused("experts.equal_scores", where="router.weight"):
+            mu.upscale(run, lambda: own(8), noise, plan=PLAN, loss=loss, prove=prove_it)
+    with refused("experts.equal_scores", where="router.weight"):
+        from_live(run, None, noise)
+    mu.upscale(run, lambda: own(8), mu.SignalNoise(0.1), plan=PLAN, loss=loss)  # control
+
+
+def test_noise_of_another_plan_and_a_frozen_router_are_refused():
+    run = trained()
+    with refused("experts.equal_scores"):
+        from_live(run, None, NoisePlan({}))
+    run.model.router.requires_grad_(requires_grad=False)
+    with refused("experts.equal_scores", where="router.weight"):
+        mu.upscale(run.model, lambda: own(8), plan=PLAN, loss=loss)
+
+
+class Dropped(Mixture):
+    """A mixture whose router reads what dropout left."""
+
+    def forward(self, x):
+        return super().forward(torch.nn.functional.dropout(x, 0.3, self.training))
+
+
+def test_dropout_moves_no_token():
+    """Control: with other random numbers for each model most tokens move."""
+    torch.manual_seed(0)
+    base: Any = Dropped("renormalised", 4, 2).train()
+    make = lambda: Dropped("renormalised", 8, 2)  # noqa: E731
+    with warnings.catch_warnings(action="ignore"):
+        wide = mu.upscale(base, make, plan=PLAN, loss=loss)
+    assert wide.provenance["loss"]["kept"] > 0.9
+
+    def kept(call):
+        return share_kept(PLAN, base, wide.model.train(), call)
+
+    def drawn(model):
+        torch.seed()
+        return loss(model)
+
+    state = torch.get_rng_state()
+    assert kept(loss) > 0.9 > 0.7 > kept(drawn)
+    torch.set_rng_state(state)
+
+
+def test_a_model_too_large_for_float64_is_measured_by_verify(monkeypatch):
+    monkeypatch.setattr(prove, "FLOAT64_BYTES", 2**10)
+    run, make = trained(), lambda: own(8)
+    plan = replace(PLAN, proof="none")
+    error = refusal(lambda: mu.upscale(run, make, plan=plan, loss=loss), "experts.too_large_to_measure")
+    assert "mu.verify(base, wide, plan=plan, loss=loss)" in error.faults[0].remedy
+    mu.verify(run, make, plan=plan, loss=loss).raise_if_broken()
+    wide = mu.upscale(run, make, plan=plan, loss=loss, prove=False)
+    assert 0.9 < wide.provenance["loss"]["kept"] <= 1
+
+
+def test_checkpoints_of_megatron_have_the_bits_and_moments_of_both_kinds_of_growth(tmp_path):
+    """Control: another seed."""
+    run = trained()
+    twice = mu.infer_plan(run.model, lambda: Mixture("renormalised", 8, 4), loss=loss, by="units")
+    write: dict[str, Any] = {
+        "torch_dist": megatron_files.torch_dist,
+        "fsdp_dtensor": megatron_files.fsdp_dtensor,
+    }
+    for (name, plan), (kind, files) in product({"apart": PLAN, "twice": twice}.items(), write.items()):
+        base, out = files(tmp_path / f"{name} {kind}", run), tmp_path / f"{name} {kind} wide"
+        mu.trainers.grow_megatron_checkpoint(base, out, plan=plan, noise=mu.NewUnits(), seed=3)
+        same, other = (mu.upscale(run, lambda: own(8), plan=plan, seed=seed) for seed in (3, 4))
+        fsdp = kind == "fsdp_dtensor"
+        found = read(out, megatron_files.MODEL if fsdp else "")
+        for parameter, value in same.model.named_parameters():
+            assert torch.equal(found[parameter], value), (name, kind, parameter)
+        for moment in megatron_files.MOMENTS:
+            stored = every(out)
+            for parameter, value in same.model.named_parameters():
+                key = (
+                    f"{megatron_files.STATE}{parameter}.{moment}"
+                    if fsdp
+                    else f"optimizer.state.{moment}.{parameter}"
+                )
+                assert torch.equal(stored[key], same.optimizer.state[value][moment]), (name, kind, key)
+        changed = "router.weight" if name == "apart" else "down"
+        assert not torch.equal(found[changed], other.model.get_parameter(changed)), name
