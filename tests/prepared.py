@@ -158,5 +158,5 @@ def same(folder: Path, trained: Trained) -> Names:
 PREPARED: dict[str, Callable[[Path, Trained], Names]] = {
     "README.md": one_checkpoint, "checkpoints.md": checkpoints, "coming_from.md": one_checkpoint,
     "continue.md": going_on, "cost.md": cost, "growth.md": growth, "index.md": index,
-    "same.md": same, "schedules.md": going_on, "tuning.md": tuning,
+    "llms.txt": one_checkpoint, "same.md": same, "schedules.md": going_on, "tuning.md": tuning,
 }  # fmt: skip
