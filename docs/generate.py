@@ -1,8 +1,9 @@
-"""Write the pages that are generated from data: `python docs/generate.py`.
+"""Fill the marked parts of pages from data: `python docs/generate.py`.
 
-Optimizers and families come from the registries, benchmarks from docs/benchmarks.json, refusals from the calls that make
-them, the README's table of real models from benchmarks/public_models_found.json, the words of arguments in api.md from
-docs/argument_words.json. A test compares the pages with the data.
+A page is Markdown. What stands between `<!-- NAME -->` and `<!-- end of NAME -->` is made here: optimizers and families come
+from the registries, benchmarks from docs/benchmarks.json, refusals from the calls that make them, the README's table of real
+models from benchmarks/public_models_found.json, the words of arguments in api.md from docs/argument_words.json. A test compares
+the pages with the data.
 `python docs/generate.py --benchmarks covertype limits` runs those scripts and records their last lines with the key of the
 code (harness/evidence.py). Nothing is recorded for a script that fails.
 """
@@ -42,156 +43,25 @@ from mupscale.rules.units import NEUTRAL, G, Units, W  # noqa: E402
 from mupscale.trainers.menu import MENU  # noqa: E402
 from reproduce.frontier.page import page as frontier  # noqa: E402
 
-HEAD = """---
-hide: [toc]
----
+OPTIMIZERS = [
+    "| optimizer | learning rate | weight decay | other settings | state |",
+    "|---|---|---|---|---|",
+]
+MODELS = ["| model | type | class | what the registry adds |", "|---|---|---|---|"]
+SCRIPTS = ["| script | what it shows | bound | shown | last line |", "|---|---|---|---|---|"]
+RESULTS = HERE / "benchmarks.json"
 
-# Which optimizers
 
-Widening multiplies the weights of a tensor by s and its gradients by r, with s r c = 1. A quantity with units W^a G^b is
-multiplied by s^a r^b. See [How it works](how_it_works.md).
-
-This page is generated from the registry.
-
-## torch's optimizers
-
-| optimizer | learning rate | weight decay | other settings | state |
-|---|---|---|---|---|"""
-
-TAIL = """
-- A setting or state that the registry knows and this table omits has no units. It is copied.
-- A setting or state that the registry does not know is refused.
-- *filled* is the share of a tensor that is not zero padding.
-- *rows*, *columns* and *short* are the sizes of the matrix that an optimizer sees in a tensor, and *short* is the smaller of the
-  two. *blocks* counts copies outside one matrix: experts in a stack, heads that are stepped one by one.
-- A class that holds several optimizers chooses a row by a key of the group, by a key of a parameter's state, or by the number of
-  dimensions of a tensor. The table has one line for each.
-
-## Optimizers of other packages
-
-The errors are the largest relative differences of outputs over 12 steps after growth in mid-training, in float64 and in float32
-(`python benchmarks/optimizers.py`). Where a package computes in float32 or rounds to 16 bits, or is not installed, float64 is that
-of the same optimizer written from its published description.{earlier}
-
-{packages}
-
-- Other names of the Trainer's `optim=` are refused. A test walks the menu of the installed transformers, so that no name is
-  neither supported nor refused.
-- The 8-bit and 4-bit classes of bitsandbytes and torchao have the rows of their 32-bit ones. Tensors of 4096 entries or more have
-  quantised state: a block of neighbouring entries (256 in 8 bits, 128 in 4 bits) shares a scale. `grow` and `upscale` keep the
-  codes where a wide block reads one scale, as it does if rows are whole blocks. They round other blocks again, by up to 0.7 %
-  of the largest entry in 8 bits, and warn. Later steps round in blocks that hold other entries than those of the base, so losses
-  follow the base up to that rounding and not exactly: to between 2e-4 and 1e-2 over 20 steps, where fresh state is off by 0.09 to
-  2.4 (`quantised` in the last line of the script). `run.provenance["rounded"]` has the rounding of every tensor. A checkpoint's
-  `optimizer.pt` by bitsandbytes is widened if its rows are whole blocks, and refused otherwise, as one by torchao always is. A
-  tensor keeps the bits that its state has.
-- A class that was copied into your own file is registered with the row of its original:
-  `mu.rules.register_optimizer(Lion, mu.rules.rule_for("lion_pytorch.Lion"))`.
-
-## Versions of Muon
-
-Muon is mostly copied from file to file, and classes of one name differ. So a class called `Muon`, `SingleDeviceMuon`,
-`MuonWithAuxAdam`, `SingleDeviceMuonWithAuxAdam` or `MuonAdamW` (other than `torch.optim.Muon`) is refused until you register it
-with the row of its version, and you prove the row on your copy:
-
-<!-- not run: it needs your file with the class -->
-```python
-mu.rules.register_optimizer(Muon, mu.rules.muon_row("moonlight"))
-mu.rules.check_optimizer(lambda params: Muon(lr=0.1, wd=0.5, muon_params=params))
-```
-
-{muons}
-
-- Muon in bfloat16 has the same row; its own rounding, about 1e-3 after ten steps, is larger than any error of the row.
-
-## Add yours in five minutes
-
-Write down how each setting and each state behaves. A quantity that is added to a weight has the units W. One that is added to a
-gradient has the units G. Adam's rate is multiplied by a number without units and added to a weight, so it is W; SGD's is multiplied
-by a gradient, so it is W / G. A number that multiplies like to like, such as a momentum, has no units and is neutral. Decay is
-`DECOUPLED` if the weight is multiplied by 1 - lr · decay, and `COUPLED` if decay times the weight is added to the gradient.
-
-An average of gradients has the units of a gradient, and the update uses only its sign:
-
-```python
-import torch
-import mupscale as mu
-from mupscale.rules import Decay, G, OptimizerRule, W
-
-class SignMomentum(torch.optim.Optimizer):
-    def __init__(self, params, lr=1e-2, beta=0.9, weight_decay=0.0):
-        super().__init__(params, {"lr": lr, "beta": beta, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                average = self.state[p].setdefault("average", torch.zeros_like(p))
-                average.lerp_(p.grad, 1 - group["beta"])
-                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(average.sign(), alpha=group["lr"])
-
-row = OptimizerRule(lr=W, decay=Decay.DECOUPLED, state={"average": G}, neutral={"beta"})
-mu.rules.register_optimizer(SignMomentum, row)
-```
-
-`check_optimizer` proves the row on real training steps, in float64 and in float32, and returns the largest relative error. Give it
-large settings, so that a wrong unit shows:
-
-```python
-print(mu.rules.check_optimizer(lambda params: SignMomentum(params, lr=0.1, weight_decay=0.5)))
-```
-
-From then on a run with this optimizer is widened like any other:
-
-```python
-def make(width):
-    return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))
-
-model, x = make(8), torch.randn(16, 3)
-run = mu.Run(model, SignMomentum(model.parameters(), weight_decay=0.1))
-model(x).square().mean().backward()
-run.optimizer.step()
-wide = mu.grow(run, lambda: make(16))
-assert torch.allclose(wide.model(x), model(x), atol=1e-6)
-```
-
-A row that leaves out a state or a setting is refused by name, and wrong units are detected:
-
-```python
-from dataclasses import replace
-
-for wrong in (replace(row, state={}), replace(row, state={"average": W}), replace(row, lr=W / G)):
-    mu.rules.register_optimizer(SignMomentum, wrong)
-    try:
-        mu.rules.check_optimizer(lambda params: SignMomentum(params, lr=0.1, weight_decay=0.5))
-    except mu.MupscaleError as error:
-        print(error)
-    else:
-        raise SystemExit("a wrong row was not caught")
-mu.rules.register_optimizer(SignMomentum, row)
-```
-
-If a state is a copy of the weights (a master weight, an average), say so: `state={"master": State(W, copy=True)}`. `upscale`
-then adds the same noise to it as to the weight. Otherwise the next step would write a copy without noise over the weights.
-`check_optimizer` refuses a row that leaves this out.
-
-All names are in `mupscale.rules`:
-
-| what your optimizer does | what to write |
-|---|---|
-| it is several optimizers in one class | `rule_by("use_muon", {True: muon, False: adamw})` |
-| it treats tensors by their number of dimensions | `rule_by(DIMENSIONS, {2: matrix, 4: kernel})` |
-| a state has lost the dimension it averages over | `State(G**2, mean_over=-1, dropped=True)` |
-| a state averages over the shorter side of a matrix | `State(…, mean_over="short")`; growth that makes the other side shorter is refused |
-| a state holds two tensors, one behind the other | `State(G, stack=2)` |
-| the first tensor of a group holds the state of all | `stacked=True` |
-| each head is a matrix of its own | `blocks="num_heads"`, and `lr=(W / G / BLOCKS) ** Fraction(1, 2)` |
-| a group holds a number that scales nothing | `mu.rules.declare_neutral("lr_scale")` |
-
-## Refused optimizers
-
-A class with one of these names is refused in any package, unless you register a row for it.
-"""
+def filled(name: str, **parts: str) -> str:
+    """A page with its marked parts as they are made; a part that the page lacks, or that nothing makes, is a fault."""
+    text = (HERE / name).read_text(encoding="utf-8")
+    marked = re.findall(r"^<!-- end of (\w+) -->$", text, re.M)
+    if sorted(marked) != sorted(parts):
+        raise SystemExit(f"{name} marks {sorted(marked)}, expected {sorted(parts)}")
+    for part, made in parts.items():
+        between = re.compile(rf"(?<=<!-- {part} -->\n).*?(?=<!-- end of {part} -->)", re.S)
+        text = between.sub(lambda _, made=made: f"\n{made}\n\n", text)
+    return text
 
 
 def spell(units: Units | tuple[Units, ...]) -> str:
@@ -304,6 +174,7 @@ def raised(row: str) -> str:
 
 
 def optimizers() -> str:
+    """The page about optimizers."""
     own = [
         line for name, rule in TORCH.items() if name.startswith("torch.optim.") for line in rows(name, rule)
     ]
@@ -311,53 +182,13 @@ def optimizers() -> str:
     for name, reason in REFUSED.items():
         reasons.setdefault(reason, []).append(name)
     refused = [f"- **{', '.join(names)}**: {reason}." for reason, names in reasons.items()]
-    return (
-        "\n".join(
-            [
-                HEAD,
-                *own,
-                TAIL.replace("{earlier}", mark("docs/optimizers.json"))
-                .replace("{packages}", _packages())
-                .replace("{muons}", _muons()),
-                *refused,
-            ]
-        )
-        + "\n"
+    return filled(
+        "optimizers.md",
+        torch="\n".join([*OPTIMIZERS, *own]),
+        packages=f"{_packages()}\n\nErrors of `docs/optimizers.json`{mark('docs/optimizers.json')}.",
+        versions=_muons(),
+        refused="\n".join(refused),
     )
-
-
-FAMILIES = """# Which models
-
-The plan for a Hugging Face checkpoint is found on a small copy of its own configuration. It is proved there, in float64, before
-any work starts:
-
-- the gradient identity holds on every tensor,
-- five AdamW steps with carried-over optimizer state agree.
-
-A model type does not have to be in the registry to be grown. A type in the registry is proved in the same way. The registry
-contains only what cannot be found from two configurations and the search.
-
-This page is generated from the registry and from the configurations that `benchmarks/families.py` measures.
-
-## Measured at 2 and 3 times the width
-
-| model | type | class | what the registry adds |
-|---|---|---|---|"""
-
-USUALLY = """
-"nothing" means that everything is inferred:
-
-- which axes grow, and which layers sum over them,
-- heads, groups and fused projections,
-- tied readouts (1/k goes into the last norm),
-- embeddings that the model multiplies by a root of its width,
-- (1 + w) gains.
-
-## Sizes that can grow
-
-`-k 2` multiplies all sizes by 2. `-k hidden=2,ffn=4` sets them one by one. `-k text=2` and `-k vision=2` multiply all sizes of
-one tower, in `text_config` or `vision_config`. These are the usual configuration fields of each size:
-"""
 
 
 def special(entry: Row) -> str:
@@ -378,7 +209,7 @@ def measured(case: Case) -> str:
     return f"| {case.name} | {case.model_type} | {case.architecture} | {special(row_for(case.model_type))} |"
 
 
-def much_used() -> list[str]:
+def much_used() -> str:
     """The much-used types by verdict, with the reason for what does not grow in all its widths."""
     lines = list(popular_lines().values())
     by = {
@@ -388,21 +219,18 @@ def much_used() -> list[str]:
         f"- **{x['name']}**{' (`-k ffn=2` is exact)' if x['verdict'] == 'ffn_only' else ''}: {shorter(x['why'])}"
         for x in (*by["ffn_only"], *by["refused"])
     ]
-    return [
-        "\n## Much-used model types\n",
-        "`python benchmarks/families_popular.py` takes 115 types and variants in small configurations. Each one is planned with",
-        "`-k 2`, proved, grown, saved, loaded again in the stock class and stepped there with the carried optimizer, in a process with",
-        "60 CPU seconds. What `-k 2` refuses is tried with `-k ffn=2`; types with a text and a vision tower are also grown by",
-        "`-k text=2` and `-k vision=2`.\n",
-        f"`{popular_summary(lines)}`{mark('benchmarks/families_popular.jsonl')}\n",
-        f"Exact: {', '.join(x['name'] for x in by['exact'])}.\n",
-        f"Each tower alone is exact too: {', '.join(x['name'] for x in lines if 'towers' in x)}.\n",
-        "Not in all widths:\n",
-        *reasons,
-    ]
+    return "\n".join(
+        [
+            f"`{popular_summary(lines)}`{mark('benchmarks/families_popular.jsonl')}\n",
+            f"Exact: {', '.join(x['name'] for x in by['exact'])}.\n",
+            f"Each tower alone is exact too: {', '.join(x['name'] for x in lines if 'towers' in x)}.\n",
+            "Not in all widths:\n",
+            *reasons,
+        ]
+    )
 
 
-def much_used_by_units() -> list[str]:
+def much_used_by_units() -> str:
     """The same types by new units, by verdict, with the reason for what is refused and what is exact by copies instead."""
     lines = list(popular_lines(STORED_UNITS).values())
     named = {
@@ -414,23 +242,21 @@ def much_used_by_units() -> list[str]:
         for x in lines
         if x["verdict"] == "refused"
     ]
-    return [
-        "\n### By new units\n",
-        "`python benchmarks/families_popular.py --by units` plans the same types with `-k 2 --by units`: proved asleep, grown, saved,",
-        "loaded again and stepped, and woken on the small copy, where the loss may move by 1e-10. `mupscale upscale` also carries",
-        "[means](upscale.md) in streams behind LayerNorm, which count as copies here.\n",
-        *(
-            [f"So far {len(lines)} of the {len(POPULAR)} types are measured.\n"]
-            if len(lines) < len(POPULAR)
-            else []
-        ),
-        f"`{popular_summary(lines, 'units')}`{mark('benchmarks/families_popular_units.jsonl')}\n",
-        f"Every width by new units: {named['units'] or 'none'}.\n",
-        f"Some widths by new units, others by copies: {named['mixed'] or 'none'}.\n",
-        *([f"By copies alone: {named['copies']}.\n"] if named["copies"] else []),
-        *([f"The loss moves when it wakes: {named['jumps']}.\n"] if named["jumps"] else []),
-        *(["Refused by new units:\n", *reasons] if reasons else []),
-    ]
+    return "\n".join(
+        [
+            *(
+                [f"So far {len(lines)} of the {len(POPULAR)} types are measured.\n"]
+                if len(lines) < len(POPULAR)
+                else []
+            ),
+            f"`{popular_summary(lines, 'units')}`{mark('benchmarks/families_popular_units.jsonl')}\n",
+            f"Every width by new units: {named['units'] or 'none'}.\n",
+            f"Some widths by new units, others by copies: {named['mixed'] or 'none'}.\n",
+            *([f"By copies alone: {named['copies']}.\n"] if named["copies"] else []),
+            *([f"The loss moves when it wakes: {named['jumps']}.\n"] if named["jumps"] else []),
+            *(["Refused by new units:\n", *reasons] if reasons else []),
+        ]
+    )
 
 
 def tried_by_copies(line: dict[str, Any]) -> str:
@@ -443,81 +269,38 @@ def shorter(why: str) -> str:
     return why if len(why) <= 200 else why[:200].rpartition(" ")[0] + " …"
 
 
-def families() -> str:
-    knobs = [f"- **{knob}**: {', '.join(fields)}" for knob, fields in USUAL.items()]
-    cases = [
-        (case, reason) for case in INEXACT for _, reason in [*row_for(case.model_type).refused.values()][:1]
-    ]
-    refused = [f"- **{case.name}**: {reason}." for case, reason in cases]
+def drawn() -> str:
+    """The types that were drawn, by verdict."""
     found = json.loads(DATA.read_text(encoding="utf-8"))
-    drawn, here = in_draw(found), mark("benchmarks/families_wide.json")
-    causes = Counter(entry["code"] for entry in drawn.values() if entry["verdict"] == "refused")
-    earlier = Counter(str(entry["verdict"]) for name, entry in found.items() if name not in drawn)
+    inside, here = in_draw(found), mark("benchmarks/families_wide.json")
+    causes = Counter(entry["code"] for entry in inside.values() if entry["verdict"] == "refused")
+    earlier = Counter(str(entry["verdict"]) for name, entry in found.items() if name not in inside)
     exact = sorted(name for name, entry in found.items() if entry["verdict"] == "exact")
-    net = [
-        "\n## Other model types, drawn\n",
-        "`python benchmarks/families_wide.py` draws model types of transformers by a stored seed, and takes them at their default",
-        "configuration. It shrinks each one, searches for a plan, proves it with five AdamW steps, and loads the grown copy again in",
-        "the stock class. Types that transformers alone does not build do not count.\n",
-        f"`{wide_summary(found)}`{here}\n",
-        "| refused because | types |\n|---|---|",
-        *(f"| `{cause}` | {count} |" for cause, count in causes.most_common()),
-        f"\nBefore the draw, {sum(earlier.values())} other types were tried, most of them well known and chosen: "
-        f"{', '.join(f'{verdict} {count}' for verdict, count in sorted(earlier.items()))}{here}. The search was improved while",
-        "they were. All reasons are listed in `benchmarks/families_wide.md`.\n",
-        f"Exact: {', '.join(exact) or 'none'}.",
-    ]
-    return (
-        "\n".join(
-            [
-                FAMILIES,
-                *map(measured, EXACT),
-                USUALLY,
-                *knobs,
-                "\n## Refused model types\n",
-                *refused,
-                *much_used(),
-                *much_used_by_units(),
-                *net,
-            ]
-        )
-        + "\n"
+    return "\n".join(
+        [
+            f"`{wide_summary(found)}`{here}\n",
+            "| refused because | types |\n|---|---|",
+            *(f"| `{cause}` | {count} |" for cause, count in causes.most_common()),
+            f"\nBefore the draw: {', '.join(f'{verdict} {count}' for verdict, count in sorted(earlier.items()))}{here}.\n",
+            f"Exact: {', '.join(exact) or 'none'}.",
+        ]
     )
 
 
-RESULTS = HERE / "benchmarks.json"
-BENCHMARKS = """---
-hide: [toc]
----
-
-# Benchmarks
-
-Every number in the README and on these pages is printed by a script in `benchmarks/`, or has a source. Each script prints its
-figures and its control in its last line. Times and memory are ratios to something measured in the same run.
-
-| exit status | meaning |
-|---|---|
-| 0 | every bound holds |
-| 1 | a bound of the script fails |
-| 2 | data are missing |
-
-The table shows the last recorded line of each script, on two shared cores without a GPU. A line is stored with a key of the
-code that it depends on. When that code has changed since, the line is marked as {EARLIER}; before a release
-all of them are measured again.
-
-| shown | when the claim is tested |
-|---|---|
-| push | with every change, in most cases shortened by `--quick` |
-| nightly | once per day |
-| release | before every release |
-| by hand | when what it is about has changed |
-
-The tests that are named show the same with every change, often with fewer steps or seeds. `covertype` and `real_models` need
-data that are not on GitHub, so the workflows there leave them out. `python docs/generate.py --benchmarks NAME …` runs scripts
-and records their lines.
-
-| script | what it shows | bound | shown | last line |
-|---|---|---|---|---|"""
+def families() -> str:
+    """The page about model types."""
+    cases = [
+        (case, reason) for case in INEXACT for _, reason in [*row_for(case.model_type).refused.values()][:1]
+    ]
+    return filled(
+        "families.md",
+        measured="\n".join([*MODELS, *map(measured, EXACT)]),
+        sizes="\n".join(f"- **{knob}**: {', '.join(fields)}" for knob, fields in USUAL.items()),
+        refused="\n".join(f"- **{case.name}**: {reason}." for case, reason in cases),
+        popular=much_used(),
+        units=much_used_by_units(),
+        drawn=drawn(),
+    )
 
 
 def claim(script: Path) -> str:
@@ -537,6 +320,7 @@ def script_of(command: str) -> Path:
 
 
 def benchmarks() -> str:
+    """The page about benchmarks."""
     rows = []
     for name, entry in json.loads(RESULTS.read_text(encoding="utf-8")).items():
         tests = [f"<code>{test.replace('/', '/<wbr>')}</code>" for test in entry.get("tests", [])]
@@ -553,7 +337,7 @@ def benchmarks() -> str:
             line += f"<br>{EARLIER}"
         what = entry.get("claim") or claim(script_of(entry["command"]))
         rows.append(f"| `{name}` | {what} | {unbroken(entry['bound'])} | {shown} | {line} |")
-    return "\n".join([BENCHMARKS.replace("{EARLIER}", EARLIER.strip("()")), *rows]) + "\n"
+    return filled("benchmarks.md", scripts="\n".join([*SCRIPTS, *rows]))
 
 
 def record(names: list[str]) -> None:
@@ -575,17 +359,9 @@ def record(names: list[str]) -> None:
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-MODELS = re.compile(r"(?<=<!-- models -->\n).*(?=<!-- end of models -->)", re.S)
-"""What stands between two marks of the README."""
-
-
 def readme() -> str:
     """The README with its table of real models as it is stored."""
-    text = (HERE.parent / "README.md").read_text(encoding="utf-8")
-    filled, marks = MODELS.subn(lambda _: f"{table()}\n", text)
-    if marks != 1:
-        raise SystemExit("README.md: expected one <!-- models --> and one <!-- end of models -->")
-    return filled
+    return filled("../README.md", models=table())
 
 
 FIGURE = re.compile(r"(<!-- (\w+): (\w+) -->)[^<]*(?=<!-- end -->)")
@@ -615,9 +391,14 @@ def exactness() -> str:
 
 def reference() -> str:
     """The reference of the API with the words of arguments at its end."""
-    page, mark, _ = (HERE / "api.md").read_text(encoding="utf-8").partition("| word | meaning |\n|---|---|\n")
     words = json.loads((HERE / "argument_words.json").read_text(encoding="utf-8"))["words"]
-    return page + mark + "".join(f"| `{word}` | {meaning} |\n" for word, meaning in words)
+    rows = [f"| `{word}` | {meaning} |" for word, meaning in words]
+    return filled("api.md", words="\n".join(["| word | meaning |", "|---|---|", *rows]))
+
+
+def refused() -> str:
+    """The page of refusals."""
+    return filled("refusals.md", codes=refusals())
 
 
 PAGES = {
@@ -627,7 +408,7 @@ PAGES = {
     "optimizers.md": optimizers,
     "families.md": families,
     "benchmarks.md": benchmarks,
-    "refusals.md": refusals,
+    "refusals.md": refused,
     "frontier.md": frontier,
 }
 

@@ -94,19 +94,6 @@ def going_on(folder: Path, trained: Trained) -> Names:
     }
 
 
-def experts(folder: Path, trained: Trained) -> Names:
-    """A Llama with its optimizer."""
-    import torch
-
-    llama(folder / "base")
-    model = trainer.model()
-    return {
-        "config": model.config.to_dict(),
-        "model": model,
-        "optimizer": torch.optim.AdamW(model.parameters()),
-    }
-
-
 def growth(folder: Path, trained: Trained) -> Names:
     """A Llama with its optimizer, and a residual net whose blocks are in a list."""
     import torch
@@ -170,6 +157,6 @@ def same(folder: Path, trained: Trained) -> Names:
 
 PREPARED: dict[str, Callable[[Path, Trained], Names]] = {
     "README.md": one_checkpoint, "checkpoints.md": checkpoints, "coming_from.md": one_checkpoint,
-    "continue.md": going_on, "cost.md": cost, "experts.md": experts, "growth.md": growth, "index.md": index,
-    "words.md": growth, "same.md": same, "schedules.md": going_on, "tuning.md": tuning,
+    "continue.md": going_on, "cost.md": cost, "growth.md": growth, "index.md": index,
+    "llms.txt": one_checkpoint, "same.md": same, "schedules.md": going_on, "tuning.md": tuning,
 }  # fmt: skip

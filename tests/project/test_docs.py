@@ -19,12 +19,14 @@ from tests.prepared import PREPARED
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LLMS = ROOT / "docs" / "llms.txt"
+"""What a program that reads for a user finds first: it is run and checked like a page."""
 SLOW = ("tuning.md",)
 """Pages whose blocks run nightly: three studies and a directory are tuned there."""
 
 
 def texts() -> list[tuple[Path, str]]:
-    return [(page, page.read_text(encoding="utf-8")) for page in PAGES]
+    return [(page, page.read_text(encoding="utf-8")) for page in (*PAGES, LLMS)]
 
 
 @pytest.mark.filterwarnings(
@@ -32,8 +34,8 @@ def texts() -> list[tuple[Path, str]]:
 )
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, marks=pytest.mark.nightly) if p.name in SLOW else p for p in PAGES],
-    ids=[p.name for p in PAGES],
+    [pytest.param(p, marks=pytest.mark.nightly) if p.name in SLOW else p for p in (*PAGES, LLMS)],
+    ids=[p.name for p in (*PAGES, LLMS)],
 )
 def test_every_block_of_a_page_runs_in_order(page, tmp_path, monkeypatch, trained, planned_here):
     monkeypatch.chdir(tmp_path)
@@ -146,6 +148,27 @@ def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text()
     for page in PAGES[1:]:
         assert f": {page.name}\n" in navigation, f"{page.name} is missing in mkdocs.yml"
+    first, reference, _ = navigation.partition("  - Reference:\n")
+    assert reference
+    assert len(re.findall(r": \w+\.md$", first, re.M)) <= 16, (
+        "a reader looks at all of them before the reference"
+    )
+
+
+def untold(text: str) -> list[str]:
+    """Pages of the navigation that a list of pages does not name, or names without a sentence."""
+    told = re.findall(r"^- \[[^\]]+\]\((\w+\.md)\): [^\n]+\.$", text, re.M)
+    return sorted({page.name for page in PAGES[1:]} ^ {*told})
+
+
+def test_every_page_has_a_sentence_in_the_list_for_programs():
+    """Controls: a page that is not named, one that does not exist, and one without a sentence."""
+    text = LLMS.read_text(encoding="utf-8")
+    assert untold(text) == []
+    line = next(line for line in text.splitlines() if "(growth.md)" in line)
+    assert untold(text.replace(line, "")) == ["growth.md"]
+    assert untold(text + "- [None](nothing.md): none.\n") == ["nothing.md"]
+    assert untold(text.replace(line, line.partition(":")[0])) == ["growth.md"]
 
 
 def broken_links(text: str, folder: Path) -> list[str]:
@@ -172,7 +195,7 @@ def anchor(heading: str) -> str:
 OUTSIDE = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md")]
 
 
-@pytest.mark.parametrize("path", [*PAGES, *OUTSIDE], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [*PAGES, LLMS, *OUTSIDE], ids=lambda p: p.name)
 def test_links_lead_somewhere(path):
     """Controls: a page that is not there, and a heading that its page does not have, are found."""
     text = path.read_text(encoding="utf-8")

@@ -380,7 +380,7 @@ def test_the_default_noise_is_not_above_the_best_that_was_measured(capsys, monke
     printed = capsys.readouterr().out
     assert "best=0.2 " in printed
     assert f"default={DEFAULT_T:g}" in printed
-    told = (page.PAGE.parent / "continue.md").read_text()
+    told = (page.PAGE.parent / "upscale.md").read_text()
     row = next(line for line in told.splitlines() if line.startswith("| training loss |"))
     shown = [cell.strip(" *") for cell in row.strip("|").split("|")[1:]]
     stored = [line.split()[1] for line in printed.splitlines()[1:-1]]
