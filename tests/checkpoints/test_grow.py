@@ -333,7 +333,9 @@ BF16 = {
 """Families whose scales are powers of two at this k; the control is k = 3, where they are not."""
 
 
-@pytest.mark.parametrize("kind", BF16)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(n, marks=pytest.mark.nightly) if n == "gemma3_text" else n for n in BF16]
+)
 def test_bf16_at_a_power_of_two_loses_no_bit(kind, tmp_path):
     name, sizes, k = BF16[kind]
     torch.manual_seed(0)

@@ -236,7 +236,14 @@ def test_a_goal_that_is_not_whole_is_refused(text):
         family_plan(LLAMA, to=text)
 
 
-@pytest.mark.parametrize(("kind", "more"), [("llama", ""), ("llama", "--into glm4_moe"), ("qwen3", "")])
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("llama", ""),
+        pytest.param("llama", "--into glm4_moe", marks=pytest.mark.nightly),
+        pytest.param("qwen3", "", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_directory_gets_experts_and_loads_in_the_stock_class(tmp_path, kind, more):
     base, ends = saved(tmp_path / "base", kind.capitalize()), (tmp_path / "base", tmp_path / "wide")
     assert cli("grow", *ends, f"--to {GOAL} {more} --quiet") == 0
@@ -351,7 +358,7 @@ ROUTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ROUTED)
+@pytest.mark.parametrize("kind", ["Mixtral", pytest.param("DeepseekV3", marks=pytest.mark.nightly)])
 def test_files_get_twice_the_experts_and_each_token_goes_to_twice_as_many(kind, tmp_path):
     """Both types store experts one by one, and DeepSeek's stand in groups, which are copied whole."""
     base = saved(tmp_path / "base", kind, **ROUTED[kind])

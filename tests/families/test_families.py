@@ -362,7 +362,12 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+SLOW = ("Phi-3 grouped",)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.nightly) if n in SLOW else n for n in EXPECTED]
+)
 def test_layouts_and_folds_that_shapes_do_not_show_are_found(name):
     case = CASES[name]
     family = family_plan(

@@ -48,7 +48,9 @@ def test_blocks_and_workers_do_not_matter(base, tmp_path, k):
 
 
 @pytest.mark.skipif(not TINY.exists(), reason="there is no tiny_llama; set MUPSCALE_DATA")
-@pytest.mark.parametrize(("k", "to"), [("1", "layers=8"), ("ffn=2", "layers=8,vocab=+64")])
+@pytest.mark.parametrize(
+    ("k", "to"), [pytest.param("1", "layers=8", marks=pytest.mark.nightly), ("ffn=2", "layers=8,vocab=+64")]
+)
 def test_a_stream_that_is_killed_is_resumed_with_the_same_bytes(tmp_path, k, to):
     """A real kill, in the middle: the process that writes is ended with SIGKILL, and another one continues."""
     pytest.importorskip("transformers")

@@ -49,13 +49,13 @@ def grown(folder, stopped, growth, verb="grow", *more):
     return hugging_face(model(**sizes), folder / f"{out.name}.on", out, callbacks, **QUIET)[0].losses
 
 
-@pytest.mark.parametrize("growth", GROWTHS)
+@pytest.mark.parametrize("growth", ["blocks", pytest.param("zeros", marks=pytest.mark.nightly)])
 def test_the_grown_run_follows_the_base(base, growth):
     folder, stopped, curve = base
     assert gap(curve.losses, grown(folder, stopped, growth)) < bench.EQUAL
 
 
-@pytest.mark.parametrize("growth", GROWTHS)
+@pytest.mark.parametrize("growth", ["blocks", pytest.param("zeros", marks=pytest.mark.nightly)])
 def test_what_noise_woke_leaves_the_base(base, growth):
     """Control: with noise the first loss is nearly the base's, and later ones are not."""
     folder, stopped, curve = base

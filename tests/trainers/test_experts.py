@@ -37,7 +37,7 @@ def grown(folder, stopped, out, verb, goal, *more):
     return folder / out
 
 
-@pytest.mark.parametrize("into", ["granitemoeshared", "glm4_moe"])
+@pytest.mark.parametrize("into", ["granitemoeshared", pytest.param("glm4_moe", marks=pytest.mark.nightly)])
 def test_a_model_with_sleeping_experts_follows_the_dense_one(base, into):
     folder, stopped, curve = base
     goal = GOAL if into == "granitemoeshared" else GOAL.replace("24", "32")
