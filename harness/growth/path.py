@@ -31,9 +31,9 @@ from harness.program import Outcome
 from harness.tiny_llama import SIZES, saved
 from mupscale.runs.growth_record import NAME, read_about
 
-BASE = {**SIZES, "intermediate_size": 48}
-LEARN, BETWEEN = 200, 40
-_WORDS = 12
+BASE = {**SIZES, "intermediate_size": 24}
+LEARN, BETWEEN = 150, 80
+_WORDS = 24
 MOST, PARTED, KEPT, LEAST = 1e-5, 0.05, 0.9, 1e-2
 """Bounds: of the steps that do not move the loss, of the one that parts tokens, of tokens that keep their experts, of controls."""
 
@@ -181,7 +181,7 @@ def less_their_logarithm(model: Any) -> Any:
 
 
 STEPS = (
-    Step("experts", "--experts 4 --top-k 2 --expert-ffn 16", copied_layers),
+    Step("experts", "--experts 4 --top-k 2 --expert-ffn 32", copied_layers),
     Step("layers", "--layers 4", every_block_twice),
     Step("width", "-k 2", with_zeros),
     Step("twice", "-k experts=2", twice_as_many),

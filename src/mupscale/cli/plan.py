@@ -206,13 +206,13 @@ def woken(directory: Directory, family: FamilyPlan) -> str:
     jump, sizes = family.evidence.jump, in_words(copied_sizes(family.plan), *configs)
     means = in_words(mean_sizes(family.plan), *configs)
     by = f"; by copies, where zeros are not possible: {sizes}" if sizes else ""
-    if jump is not None and jump > JUMP:
-        return f"waking would move the loss by {jump:.0e} on the small copy, so upscale refuses it; grow leaves it asleep{by}\n"
     if family.plan.parts_tokens:
         return (
             f"copies of experts part along a plane, and each token goes to as few as before: on the small copy {kept_share(family)} of "
             f"tokens keep their experts, and the loss moves by {jump or 0.0:.0e}\n"
         )
+    if jump is not None and jump > JUMP:
+        return f"waking would move the loss by {jump:.0e} on the small copy, so upscale refuses it; grow leaves it asleep{by}\n"
     text = (
         f"new units wake, and the loss is the base's: it moves by {jump or 0.0:.0e} on the small copy{by}\n"
     )

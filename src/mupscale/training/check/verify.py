@@ -151,12 +151,7 @@ def verify(
         settings=settings_comparer(rules),
     )
     with lifted_casts(start.model) if dtype == torch.float64 else nullcontext():
-        found = measuring.certificate(need)
-        for draw in range(1, DRAWS if chosen.parts_tokens and not found.holds else 1):
-            found = replace(measuring, draw=draw).certificate(need)
-            if found.holds:
-                break
-        return found
+        return measuring.drawn(need)
 
 
 def _refuse_parted_tokens(plan: Plan) -> None:
@@ -187,6 +182,15 @@ class _Copies(Measuring):
     rules: Mapping[str, OptimizerRule] | None
     draw: int = 0
     """Which vectors part copies of experts."""
+
+    def drawn(self, memory: int) -> Certificate:
+        """What holds. Where copies of experts part, other vectors are tried too: a token may lie between the first ones."""
+        found = self.certificate(memory)
+        for draw in range(1, DRAWS if self.plan.parts_tokens and not found.holds else 1):
+            found = replace(self, draw=draw).certificate(memory)
+            if found.holds:
+                break
+        return found
 
     def copy(self) -> Run:
         """A copy of the base run."""
