@@ -69,6 +69,13 @@ ARMS: Mapping[str, Direction] = {
         "sparse upcycling: four copies behind a random router", "experts", experts=MIXTRAL, method="upcycling"
     ),
     "experts scratch": Direction("from scratch", "experts", experts=SHARED, scratch=True),
+    "stack_third": Direction(
+        "G_stack with new writers × 0.3", "order", layers=2, method="stack_third", share=QUARTER
+    ),
+    "half_steps": Direction(
+        "each block twice, all writers halved", "order", layers=2, method="half_steps", share=QUARTER
+    ),
+    "interposed": Direction("each block twice", "order", layers=2, method="interposed", share=QUARTER),
     "mixture goes on": Direction("the base goes on", "mixture", experts=MIXTRAL),
     "apart": Direction(
         "eight experts, two per token: copies that part along a plane", "mixture", experts=MORE, top_k=2
@@ -103,7 +110,7 @@ class Sizes:
     extend: int = 1
     tuning_seed: int = 0
     seeds: tuple[int, ...] = (1, 2)
-    arms: tuple[str, ...] = tuple(name for name, made in ARMS.items() if made.of != "mixture")
+    arms: tuple[str, ...] = tuple(name for name, made in ARMS.items() if made.of not in ("order", "mixture"))
     experts: int = 0
     """Of the base; 0 is a dense one."""
     share: float | None = None
@@ -119,6 +126,8 @@ MIXTURE = Sizes(
 """From a Mixtral with four experts: two seeds, two rates for each arm."""
 DEEP = ("stacked", "llama_pro", "stack")
 """Blocks in stack order that write nothing, copied blocks behind each, and the blocks on top of themselves."""
+ORDER = Sizes(arms=tuple(name for name, made in ARMS.items() if made.of == "order"))
+"""Other orders and sizes of copied blocks, at the peak that the stored ones have."""
 LARGER = Sizes(width=64, arms=DEEP, share=QUARTER)
 """Depth from a base of twice the width, where the peak of no arm is tuned."""
 

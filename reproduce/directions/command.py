@@ -19,7 +19,7 @@ from ..frontier import text
 from ..frontier.command import compare
 from ..frontier.train import Trainer
 from ..store import RESULTS, Store
-from .arms import LARGER, MIXTURE, Sizes, missing
+from .arms import LARGER, MIXTURE, ORDER, Sizes, missing
 from .grow import grow
 from .models import setting
 from .page import FILE, show
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with TemporaryDirectory() as folder:
                 return smoke(Path(folder))
         if options.stage == "all":
-            train(trainer(), (Sizes(), LARGER, MIXTURE), options.runs)
+            train(trainer(), (Sizes(), LARGER, MIXTURE, ORDER), options.runs)
         return max(show(trainer().known, Sizes(), LARGER), compare())
     except MupscaleError as error:
         print(error)
@@ -64,5 +64,7 @@ def smoke(folder: Path) -> int:
     """Every arm at its smallest, on made-up data; nothing is kept."""
     small = partial(setting, tokens=text.made_up, measured=1)
     made = Trainer(Store(folder / FILE), folder / "cache", small, grow)
-    train(made, (SMOKE, SMOKE_LARGER))
+    order = replace(SMOKE, arms=ORDER.arms)
+    mixture = replace(SMOKE, arms=MIXTURE.arms, experts=MIXTURE.experts, seeds=())
+    train(made, (SMOKE, SMOKE_LARGER, order, mixture))
     return show(made.known, SMOKE, SMOKE_LARGER)

@@ -5,7 +5,7 @@ The others begin with an empty optimizer, as they are published; the schedule wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -102,6 +102,30 @@ def stack(state: State, base: Spec, wide: Spec, fresh: State) -> State:
     return _copied_blocks(state, base, wide, lambda block: block % base.layers)
 
 
+def stack_third(state: State, base: Spec, wide: Spec, fresh: State) -> State:
+    """As G_stack, with a third of what the new blocks write."""
+    new = range(base.layers, wide.layers)
+    return _with_writers(stack(state, base, wide, fresh), new, _THIRD)
+
+
+def interposed(state: State, base: Spec, wide: Spec, fresh: State) -> State:
+    """Behind every block of the base its copy (interposition, arXiv 2510.08008)."""
+    del fresh
+    return _copied_blocks(state, base, wide, lambda block: block // (wide.layers // base.layers))
+
+
+def half_steps(state: State, base: Spec, wide: Spec, fresh: State) -> State:
+    """Behind every block its copy, where every block writes half: a step of an equation in two (arXiv 1710.10348)."""
+    made = interposed(state, base, wide, fresh)
+    return _with_writers(made, range(wide.layers), base.layers / wide.layers)
+
+
+def _with_writers(state: State, blocks: Iterable[int], factor: float) -> State:
+    """The same, where what these blocks write is multiplied by a factor."""
+    names = [f"model.layers.{block}.{writer}" for block in blocks for writer in WRITERS]
+    return {**state, **{name: factor * state[name] for name in names}}
+
+
 def upcycling(state: State, base: Spec, wide: Spec, fresh: State) -> State:
     """Every expert is a copy of the dense layer, behind a random router (sparse upcycling, arXiv 2212.05055)."""
     made = {name: state.get(name, value) for name, value in fresh.items()}
@@ -131,9 +155,13 @@ def expert_upcycling(state: State, base: Spec, wide: Spec, fresh: State) -> Stat
 
 
 _SCORE_NOISE = 1e-3
+_THIRD = 0.3
 OTHERS: Mapping[Method, Callable[[State, Spec, Spec, State], State]] = {
     "llama_pro": llama_pro,
     "stack": stack,
+    "stack_third": stack_third,
+    "half_steps": half_steps,
+    "interposed": interposed,
     "upcycling": upcycling,
     "expert_upcycling": expert_upcycling,
 }

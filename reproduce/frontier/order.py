@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
-from . import exactness, midrun, new_units, sunk, unseen
+from . import after, exactness, midrun, new_units, states, sunk, unseen, widths
 from .choose import Known
 from .sizes import Finished, Sizes
 from .spec import Spec
 
-STAGES = ("a", "b", "c", "d", "u")
+STAGES = ("a", "b", "c", "d", "r", "s", "u", "w")
 
 
 def _early(sizes: Sizes) -> tuple[float, ...]:
@@ -48,7 +48,10 @@ PARTS: Mapping[str, Callable[[Known, Sizes], Iterator[Spec]]] = {
     ),
     "c": exactness.specs,
     "d": unseen.specs,
+    "r": after.specs,
+    "s": states.specs,
     "u": new_units.specs,
+    "w": widths.specs,
 }
 """Parts of the study, each named after its stage."""
 

@@ -16,6 +16,17 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class Way:
+    """A growth to twice the width in mid-run, and the widths that have the whole budget beside it."""
+
+    narrow: int
+    units: int
+    widths: tuple[int, ...]
+    both_rates: bool = False
+    """Whether it also grows at the peak of the base; else at half of it alone."""
+
+
+@dataclass(frozen=True)
 class Sizes:
     """Budgets are multiples of `unit` FLOPs, so that runs from scratch serve several comparisons."""
 
@@ -61,6 +72,10 @@ class Sizes:
     """Whether new units on the first base are also run with the moments of what was there."""
     both_rates: bool = False
     """Whether new units in mid-run are also run at the peak of the base."""
+    ways: tuple[Way, ...] = ()
+    """Growth in mid-run to the right width, cheapest first."""
+    rates_after: tuple[str, ...] = ("new units", "copied readers")
+    """Readers of new units whose rate after growth is varied alone."""
     one_rate: tuple[str, ...] = ()
     """Readers of new units that in mid-run are also run at one rate for all tensors, without the factor of a fold."""
     stop: float = 1.0
@@ -97,6 +112,12 @@ HERE = Sizes(
     between=128,
     wide=256,
     depth=3,
+    order=("b, first base", "c", "b", "d", "b, noise by rule", "a", "u", "r", "w", "b, all budgets"),
+    ways=(
+        Way(32, 4, (32, 48, 64, 96), both_rates=True),
+        Way(64, 8, (64, 96, 128, 160, 192)),
+        Way(64, 16, (64, 96, 128, 160, 192)),
+    ),
     cited_bases=(Finished(32, 1), Finished(32, 4), Finished(64, 16)),
     cited_unseen=True,
     cited_mid_run=(8, 16),
@@ -112,7 +133,7 @@ TEXT = Sizes(
     wide=64,
     unseen_k=2,
     ks=(2,),
-    order=("d", "b", "a", "c", "u"),
+    order=("d", "b", "a", "c", "u", "s", "r"),
     rates=powers(-8, -6),
     noises=(0.02, 0.05, 0.1),
     extras=(0.25, 1.0),
@@ -121,6 +142,7 @@ TEXT = Sizes(
     shares=(0.25,),
     extend=1,
     both_rates=True,
+    rates_after=("copied readers",),
     one_rate=("copied readers",),
     stop=0.02,
     cited_bases=(Finished(32, 1),),

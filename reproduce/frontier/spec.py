@@ -20,6 +20,9 @@ Method = Literal[
     "shrink_pad",
     "llama_pro",
     "stack",
+    "stack_third",
+    "half_steps",
+    "interposed",
     "upcycling",
     "expert_upcycling",
 ]

@@ -25,6 +25,8 @@ class Study:
     sizes: Sizes
     setting: Callable[[Spec], Setting]
     """Only that of the MLP depends on the spec: on its number of layers."""
+    earlier: tuple[str, ...] = ()
+    """Files whose runs count as stored; new ones go to `file`."""
     elsewhere: str | None = None
     """The file in which another study stores runs of the same model, under its number of layers."""
     nats: bool = False
@@ -37,14 +39,22 @@ class Study:
         path = results / self.file
         other = None if self.elsewhere is None else Store(results / self.elsewhere)
         same = None if other is None else lambda spec: other.known(spec.with_layers(text.LAYERS).key)
-        return Trainer(Store(path), cache / path.stem, self.setting, elsewhere=same, batches=self.batches)
+        store = Store(path, earlier=[results / name for name in self.earlier])
+        return Trainer(store, cache / path.stem, self.setting, elsewhere=same, batches=self.batches)
 
 
 STUDIES: Mapping[str, Study] = {
     study.name: study
     for study in (
-        Study("mlp", "frontier.jsonl", HERE, lambda spec: task(spec.layers)),
-        Study("text", "frontier_text.jsonl", TEXT, lambda spec: text.task(), "directions.jsonl", nats=True),
+        Study("mlp", "frontier_widths.jsonl", HERE, lambda spec: task(spec.layers), ("frontier.jsonl",)),
+        Study(
+            "text",
+            "frontier_text.jsonl",
+            TEXT,
+            lambda spec: text.task(),
+            elsewhere="directions.jsonl",
+            nats=True,
+        ),
         Study("images", "frontier_images.jsonl", IMAGES, lambda spec: images.task()),
         Study(
             "layernorm",
