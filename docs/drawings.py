@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mupscale.plans import TensorPlan
 from mupscale.rules import Axis, rule_for
 from mupscale.rules.optimizer_rule import decay_factor
-from reproduce.frontier import sunk
-from reproduce.frontier.book import Book, Seen
-from reproduce.frontier.new_units_tables import chosen
-from reproduce.frontier.page import books
-from reproduce.frontier.sizes import Finished
+from reproduce.growth.book import Book, Seen
+from reproduce.growth.page.new_units import chosen
+from reproduce.growth.page.page import books
+from reproduce.growth.questions import sunk
+from reproduce.growth.sizes import Finished
 
 FIGURES = Path(__file__).parent / "figures"
 INK, FAINT, PAPER, WRONG = "#24292f", "#6a737d", "#fbfaf7", "#b3261e"

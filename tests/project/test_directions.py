@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import mupscale as mu
-from reproduce.directions.arms import ARMS, DEEP, LARGER, QUARTER, Sizes, arm, base, missing
-from reproduce.directions.grow import grow
-from reproduce.directions.models import setting
-from reproduce.directions.page import depth_section, figures, results, section
-from reproduce.frontier.spec import Spec
+from reproduce.growth.methods import grow
+from reproduce.growth.page.directions import depth_section, figures, results, section
+from reproduce.growth.questions.directions import DEEP, LARGER, QUARTER, Sizes, arm, base, missing
+from reproduce.growth.settings.stock import setting
+from reproduce.growth.spec import Spec
 
 pytestmark = pytest.mark.nightly
 
@@ -21,12 +21,17 @@ WIDER: dict[str, dict[str, Any]] = {
     "stacked": {"layers": 4, "method": "copied_readers"},
     "llama_pro": {"layers": 4, "method": "llama_pro"},
     "stack": {"layers": 4, "method": "stack"},
+    "stack_third": {"layers": 4, "method": "stack_third"},
+    "stack_asleep": {"layers": 4, "method": "stack_asleep"},
+    "interposed": {"layers": 4, "method": "interposed"},
+    "half_steps": {"layers": 4, "method": "half_steps"},
     "pads": {"width": 48},
     "copies": {"width": 64},
     "experts": {"experts": 8},
     "upcycling": {"experts": 4, "method": "upcycling"},
+    "drop_upcycling": {"experts": 4, "method": "drop_upcycling"},
 }
-SAME_OUTPUTS = WIDER.keys() - {"stack"}
+SAME_OUTPUTS = WIDER.keys() - {"stack", "stack_third", "interposed", "half_steps", "drop_upcycling"}
 """Upcycled copies too: the weights of a token's experts are divided by their sum."""
 WORDS = torch.arange(60).view(2, 30) % 17
 
@@ -82,7 +87,7 @@ def test_the_runs_end_and_the_table_says_what_they_say():
     while (spec := missing(stored.get, sizes)) is not None:
         stored[spec] = invented(spec)
     found = results(stored.get, sizes)
-    assert {name for name, seen in found.items() if seen is not None} == set(ARMS)
+    assert {name for name, seen in found.items() if seen is not None} == set(sizes.arms)
     on = arm(stored.get, sizes, "goes on").chosen
     assert on is not None
     assert on.lr == 2**-9

@@ -10,28 +10,18 @@ import torch
 
 import mupscale as mu
 from mupscale.rules.noise_defaults import BEHIND, BEHIND_OF
-from reproduce.frontier import (
-    clock,
-    command,
-    exactness,
-    midrun,
-    new_units,
-    new_units_tables,
-    noise_rule,
-    order,
-    page,
-    sunk,
-    tables,
-    text,
-    unseen,
-)
-from reproduce.frontier.book import NOT_RUN, Book, sunk_contest
-from reproduce.frontier.grow import grow
-from reproduce.frontier.sizes import HERE, SMOKE
-from reproduce.frontier.spec import Spec, spec_of
-from reproduce.frontier.studies import STUDIES
-from reproduce.frontier.task import made_up, task
-from reproduce.frontier.train import Trainer
+from reproduce.growth import clock, command
+from reproduce.growth.book import NOT_RUN, Book, sunk_contest
+from reproduce.growth.methods import grow
+from reproduce.growth.page import new_units as new_units_tables
+from reproduce.growth.page import page, tables
+from reproduce.growth.questions import exactness, midrun, new_units, noise_rule, order, sunk, unseen
+from reproduce.growth.settings import text
+from reproduce.growth.settings.mlp import made_up, task
+from reproduce.growth.sizes import HERE, SMOKE
+from reproduce.growth.spec import Spec, spec_of
+from reproduce.growth.studies import STUDIES
+from reproduce.growth.train import Trainer
 from reproduce.peers import SHRINK
 from reproduce.store import Store
 
