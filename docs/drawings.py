@@ -20,7 +20,7 @@ from mupscale.rules import Axis, rule_for
 from mupscale.rules.optimizer_rule import decay_factor
 from reproduce.growth.book import Book, Seen
 from reproduce.growth.page.new_units import chosen
-from reproduce.growth.page.page import books
+from reproduce.growth.page.stored import stored
 from reproduce.growth.questions import sunk
 from reproduce.growth.sizes import Finished
 
@@ -228,14 +228,15 @@ PANEL, TOP, BOTTOM = 274, 92, 290
 
 def frontier() -> Drawing:
     """Finished bases with more FLOPs to spend: held-out loss at the end by budget, for every way to spend them."""
-    stored, readers = books()[0], chosen(books())
-    bases = stored.sizes.cited_bases
-    panels = {base: found for base in bases if len(found := _budgets(stored, base, readers)) > 1}
+    books = stored().books
+    mlp, readers = books[0], chosen(books)
+    bases = mlp.sizes.cited_bases
+    panels = {base: found for base in bases if len(found := _budgets(mlp, base, readers)) > 1}
     drawing = Drawing(
         40 + PANEL * len(panels), 392, "A finished model may spend more: stay, grow or start anew"
     )
     for number, (base, arms) in enumerate(panels.items()):
-        told = f"width {base.width}, cost {stored.sizes.flops(base.units):.2g} FLOPs"
+        told = f"width {base.width}, cost {mlp.sizes.flops(base.units):.2g} FLOPs"
         _panel(drawing, 66 + PANEL * number, told, arms)
     drawing.say(
         30, 34, "Held-out loss of a finished model that may spend more", at="start", bold=True, size=16

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from .choose import Arm, Known
-from .questions import exactness, midrun, new_units, sunk, unseen
+from .questions import after, exactness, midrun, new_units, states, sunk, unseen, widths
 from .questions.noise_rule import Case, cases
 from .sizes import Finished, Sizes
 from .spec import Spec
@@ -53,6 +53,13 @@ class Book:
 
     def seen(self, arm: Arm, figure: str = "held") -> Seen | None:
         return seen(self.known, arm, self.sizes.seeds, figure)
+
+    def paired(self, arm: Arm, figure: str = "held") -> Seen | None:
+        """An arm on every seed, the tuning seed first."""
+        return seen(self.known, arm, (self.sizes.tuning_seed, *self.sizes.seeds), figure)
+
+    def on_tuning_seed(self, arm: Arm) -> Seen | None:
+        return seen(self.known, arm, (self.sizes.tuning_seed,))
 
     def sunk(self, base: Finished, name: str, extra: float) -> Seen | None:
         return self.seen(sunk.arm(self.known, self.sizes, base, name, extra))
@@ -101,6 +108,20 @@ class Book:
             for name in new_units.mid_run_names(self.sizes):
                 if self.new_units_mid_run(name, units) is None:
                     yield f"u: {units} units: {name}"
+        yield from self._missing_pairs()
+
+    def _missing_pairs(self) -> Iterator[str]:
+        """What is cited with every seed."""
+        known, sizes = self.known, self.sizes
+        arms = {f"r: {name}": after.arm(known, sizes, name) for name in after.names(sizes)}
+        arms |= {f"s: {name}": states.arm(known, sizes, name) for name in states.names(sizes)}
+        for way in sizes.ways:
+            kept = widths.near(known, sizes, way) or widths.throughout(way)
+            for name in (*kept, *widths.grown(way)):
+                arms[f"w: {way.narrow} with {way.units} units: {name}"] = widths.arm(known, sizes, way, name)
+        for line, made in arms.items():
+            if line[0] in sizes.cited_paired and self.paired(made) is None:
+                yield line
 
 
 def seen(known: Known, arm: Arm, seeds: Sequence[int], figure: str = "held") -> Seen | None:

@@ -15,11 +15,10 @@ import torch
 from mupscale import MupscaleError
 
 from .book import Book
-from .choose import Known
+from .choose import Arm, Known, scratch
 from .methods import METHODS
-from .page import directions as directions_page
-from .page.page import books, differences
-from .page.tables import show
+from .page.marked import differences, show
+from .page.stored import Stored, stored
 from .questions import bench, directions
 from .questions.order import STAGES, next_missing
 from .settings import stock, text
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return smoke(Path(folder))
         if options.stage != "print":
             train(*asked(options.stage, options.study, options.method), options.runs)
-        return max(show_all(), compare())
+        return max(show(stored()), compare())
     except MupscaleError as error:
         print(error)
         return 2
@@ -66,12 +65,6 @@ def asked(stage: str, study: str, method: str | None = None) -> tuple[Trainer, M
         return directions_trainer(), _missing_directions(directions.ALL)
     sizes = STUDIES[study].sizes
     return STUDIES[study].trainer(), lambda known: next_missing(known, sizes, stage)
-
-
-def show_all() -> int:
-    """Every table from what is stored."""
-    known = directions_trainer().known
-    return max(directions_page.show(known, directions.Sizes(), directions.LARGER), show(books()))
 
 
 def compare() -> int:
@@ -93,26 +86,45 @@ def train(trainer: Trainer, missing: Missing, runs: int | None = None) -> None:
 
 def smoke(folder: Path) -> int:
     """Every part of every study and every method at its smallest, on made-up data; nothing is kept."""
-    books = []
+    books, specs = [], []
     for study in SMALLEST.values():
         trainer = study.trainer(folder, folder / "cache")
         train(trainer, partial(next_missing, sizes=study.sizes))
+        if study.sizes.bases:
+            base = study.sizes.bases[0]
+            _try_methods(trainer, scratch(trainer.known, study.sizes, base.width, base.units), ("width",))
         books.append(Book.of(study, trainer))
-    whole = replace(
-        directions.Sizes(), budget=directions.Sizes().budget * 6 // 4000, rates=(2**-7,), noises=(0.1,)
+        specs += trainer.all()
+    whole = directions.Sizes()
+    small = replace(
+        whole,
+        budget=whole.budget * 6 // 4000,
+        rates=(2**-7,),
+        noises=(0.1,),
+        extend=0,
+        share=0.25,
+        seeds=(0,),
     )
-    small = replace(whole, extend=0, seeds=(1,))
     parts = (
         small,
-        replace(small, width=directions.LARGER.width, arms=directions.DEEP, share=directions.QUARTER),
-        replace(small, arms=directions.ORDER.arms, seeds=()),
-        replace(small, arms=directions.MIXTURE.arms, experts=stock.MIXTRAL, seeds=()),
+        replace(small, width=directions.LARGER.width, arms=directions.DEEP),
+        replace(small, arms=directions.ORDER.arms),
+        replace(small, arms=directions.MIXTURE.arms, experts=stock.MIXTRAL),
     )
-    made = directions_trainer(
-        folder, folder / "cache", partial(stock.setting, tokens=text.made_up, measured=1)
-    )
+    setting = partial(stock.setting, tokens=text.made_up, measured=1)
+    made = directions_trainer(folder, folder / "cache", setting)
     train(made, _missing_directions(parts))
-    return max(directions_page.show(made.known, *parts[:2]), show(books))
+    _try_methods(made, directions.base(made.known, small), ("depth", "experts"))
+    specs += made.all()
+    return show(Stored(books, made.known, *parts, specs=[spec for spec, _ in specs]))
+
+
+def _try_methods(trainer: Trainer, base: Arm, kinds: Sequence[str]) -> None:
+    """Train every method of these kinds for a quarter of the base's FLOPs."""
+    assert base.chosen is not None
+    for method in METHODS.values():
+        if method.kind in kinds:
+            trainer.run(method.of(base.chosen, base.chosen.budget // 4))
 
 
 def _missing_directions(parts: Sequence[directions.Sizes]) -> Missing:

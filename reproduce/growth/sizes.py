@@ -74,8 +74,12 @@ class Sizes:
     """Whether new units in mid-run are also run at the peak of the base."""
     ways: tuple[Way, ...] = ()
     """Growth in mid-run to the right width, cheapest first."""
+    after: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
+    """The peak after growth over that of the base, for copies; half of it for new units."""
     rates_after: tuple[str, ...] = ("new units", "copied readers")
     """Readers of new units whose rate after growth is varied alone."""
+    noise_of_states: tuple[str, ...] = ("noise", "no noise")
+    """What the states that copies begin with are compared with, to the end."""
     one_rate: tuple[str, ...] = ()
     """Readers of new units that in mid-run are also run at one rate for all tensors, without the factor of a fold."""
     stop: float = 1.0
@@ -91,6 +95,8 @@ class Sizes:
     cited_ruled: bool = False
     """Whether the cited bases are cited with noise by the rule too."""
     cited_mid_run: tuple[int, ...] = ()
+    cited_paired: tuple[str, ...] = ()
+    """Stages of three paired seeds that are cited: r, s and w."""
     cited_new_units: bool = False
     """Whether the cited bases and budgets are cited with new units too."""
 
@@ -113,11 +119,7 @@ HERE = Sizes(
     wide=256,
     depth=3,
     order=("b, first base", "c", "b", "d", "b, noise by rule", "a", "u", "r", "w", "b, all budgets"),
-    ways=(
-        Way(32, 4, (32, 48, 64, 96), both_rates=True),
-        Way(64, 8, (64, 96, 128, 160, 192)),
-        Way(64, 16, (64, 96, 128, 160, 192)),
-    ),
+    ways=(Way(64, 8, (64, 96, 128)), Way(64, 16, (64, 96, 128))),
     cited_bases=(Finished(32, 1), Finished(32, 4), Finished(64, 16)),
     cited_unseen=True,
     cited_mid_run=(8, 16),
@@ -142,7 +144,8 @@ TEXT = Sizes(
     shares=(0.25,),
     extend=1,
     both_rates=True,
-    rates_after=("copied readers",),
+    after=(0.5, 1.0, 2.0),
+    rates_after=(),
     one_rate=("copied readers",),
     stop=0.02,
     cited_bases=(Finished(32, 1),),
@@ -158,6 +161,7 @@ LAYERNORM = replace(
     order=("d",),
     bases=(),
     cited_bases=(),
+    cited_paired=(),
     cited_unseen=True,
     cited_mid_run=(),
     cited_new_units=True,
@@ -205,6 +209,7 @@ SMOKE = Sizes(
     cited_ruled=True,
     cited_mid_run=(2, 4),
     cited_new_units=True,
+    cited_paired=("r", "s", "w"),
 )
 SMOKE_TEXT = replace(
     TEXT,
@@ -212,6 +217,7 @@ SMOKE_TEXT = replace(
     cited_bases=(),
     cited_mid_run=(),
     order=("d",),
+    cited_paired=(),
     rates=powers(-6, -6),
     noises=(0.05,),
     seeds=(0,),

@@ -8,8 +8,27 @@ import torch
 
 import mupscale as mu
 from reproduce.growth.methods import grow
-from reproduce.growth.page.directions import depth_section, figures, results, section
-from reproduce.growth.questions.directions import DEEP, LARGER, QUARTER, Sizes, arm, base, missing
+from reproduce.growth.page.directions import (
+    against_peers,
+    directions_table,
+    gains,
+    mixture_table,
+    order_table,
+    orders_table,
+    over_stack,
+    results,
+)
+from reproduce.growth.questions.directions import (
+    DEEP,
+    LARGER,
+    MIXTURE,
+    ORDER,
+    QUARTER,
+    Sizes,
+    arm,
+    base,
+    missing,
+)
 from reproduce.growth.settings.stock import setting
 from reproduce.growth.spec import Spec
 
@@ -83,7 +102,7 @@ def invented(spec):
 def test_the_runs_end_and_the_table_says_what_they_say():
     stored: dict[Spec, dict[str, float]] = {}
     sizes = Sizes()
-    assert section(stored.get, sizes) == ""
+    assert directions_table(stored.get, sizes).count("\n") == 1, "a head and no row"
     while (spec := missing(stored.get, sizes)) is not None:
         stored[spec] = invented(spec)
     found = results(stored.get, sizes)
@@ -91,8 +110,13 @@ def test_the_runs_end_and_the_table_says_what_they_say():
     on = arm(stored.get, sizes, "goes on").chosen
     assert on is not None
     assert on.lr == 2**-9
-    assert figures(stored.get, sizes, LARGER)["depth"] == "+0.1000"
-    assert "Growing deeper ends 0.100 nats below" in " ".join(section(stored.get, sizes).split())
+    gain = gains(found)["depth"]
+    assert gain is not None
+    assert gain[0] == pytest.approx(0.1)
+    assert against_peers(found)["depth"] == (pytest.approx(0.0), False)
+    assert "| depth | the better of going on and starting anew minus our plans | +0.1000 nats |" in (
+        directions_table(stored.get, sizes)
+    )
     copies = arm(stored.get, sizes, "copies").chosen
     assert copies is not None
     assert copies.noise in sizes.noises
@@ -111,14 +135,23 @@ def test_depth_on_two_sizes_counts_every_seed():
         assert started is not None
         assert chosen.lr == QUARTER * started.lr
         assert all(chosen.with_seed(seed) in stored for seed in (0, 1, 2))
-    assert figures(stored.get, Sizes(), LARGER)["over_stack_64"] == "+0.0030"
-    whole = depth_section(stored.get, Sizes(), LARGER)
-    assert "| 0.5000 | " in whole
-    assert "Not run yet" not in whole
+    assert list(over_stack(stored.get, LARGER).values()) == pytest.approx([0.003] * 3)
+    parts = (Sizes(), LARGER)
+    assert "| 0.5000 | " in order_table(stored.get, parts)
+    assert order_table(stored.get, parts).endswith("|  | +0.0030, +0.0030, +0.0030 |")
     for spec in [spec for spec in stored if spec.seed == 2 and spec.method == "copied_readers"]:
         del stored[spec]
-    assert "Not run yet: seed 2." in depth_section(stored.get, Sizes(), LARGER)
-    assert figures(stored.get, Sizes(), LARGER)["over_stack_64"] == "not_run"
+    assert list(over_stack(stored.get, LARGER)) == [0, 1], "every seed that all of them have"
+    assert orders_table(stored.get, ORDER) == ""
+
+
+def test_a_mixture_and_other_orders_are_listed_by_seed():
+    stored: dict[Spec, dict[str, Any]] = {}
+    for sizes in (Sizes(), ORDER, MIXTURE):
+        while (spec := missing(stored.get, sizes)) is not None:
+            stored[spec] = {**invented(spec), "steps": 1000}
+    assert orders_table(stored.get, ORDER).count("\n") == 1 + 1 + len(ORDER.arms)
+    assert mixture_table(stored.get, MIXTURE).count("\n") == 1 + len(MIXTURE.arms)
 
 
 def test_noise_goes_to_copies_alone():

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
-from ...store import RESULTS, Store
-from ..book import NOT_RUN, Book, Seen, new_units_contest, new_units_mid_run_contest, seen
+from ..book import Book, Seen, new_units_contest, new_units_mid_run_contest, seen
 from ..choose import Arm
-from ..questions import directions as directions
 from ..questions.new_units import KEPT, METHODS, PEERS, TIMES, arm, mid_run_names, names
 from ..sizes import Finished
 from ..spec import Spec
 from ..train import POINTS
+from .cells import by_seed, table
 
 Cell = Callable[[Seen | None], str]
 Gain = Callable[[tuple[float, bool] | None, bool], str]
@@ -101,7 +100,7 @@ def ranks(book: Book) -> dict[str, float] | None:
 
 def mean_ranks(books: Sequence[Book]) -> dict[str, float] | None:
     """The mean over the studies, each with one voice."""
-    told = [each for each in map(ranks, books) if each is not None]
+    told = [each for each in map(ranks, _with(books)) if each is not None]
     return {name: fmean(each[name] for each in told) for name in METHODS} if told else None
 
 
@@ -129,82 +128,21 @@ def kept_over_empty(book: Book) -> dict[tuple[str, float], tuple[float, ...]]:
     return found
 
 
-def below(text: Book, name: str) -> dict[str, tuple[float, bool]]:
-    """How many nats new units on text end below each other way, with as many FLOPs again; whether seeds overlap not.
-
-    Only ways that have all their seeds.
-    """
-    sizes = text.sizes
-    base = sizes.bases[0]
-    store = Store(RESULTS / "directions.jsonl")
-
-    def stored(direction: str) -> Seen | None:
-        known = lambda spec: store.known(spec.key)  # noqa: E731
-        return seen(known, directions.arm(known, directions.Sizes(), direction), sizes.seeds)
-
-    others = {
-        "going on": text.sunk(base, "goes on", 1.0),
-        "copies with the best noise": text.sunk(base, f"grown to {TIMES * base.width}", 1.0),
-        "G_stack": stored("stack"),
-        **{peer: text.new_units(base, peer, 1.0) for peer in PEERS},
-        "sparse upcycling": stored("upcycling"),
-    }
-    ours = text.new_units(base, name, 1.0)
-    if ours is None:
-        return {}
-    return {
-        other: (each.mean - ours.mean, max(ours.values) < min(each.values))
-        for other, each in others.items()
-        if each is not None
-    }
-
-
-def summary(books: Sequence[Book]) -> Iterator[str]:
-    """Sentences over all studies: the readers, the state, and the distances on text."""
-    books = _with(books)
-    for book in books:
-        told = ranks(book)
-        if told is not None:
-            yield f"Mean rank, {book.name}: {_listed(told)}."
-    both = mean_ranks(books)
-    if both is not None:
-        verdict = "they tie" if len(set(both.values())) == 1 else f"{chosen(books)} are lower"
-        yield f"Mean rank over the studies: {_listed(both)}; {verdict}."
-    for book in books:
+def kept_table(books: Sequence[Book]) -> str:
+    """What moments that are kept end above an empty optimizer, by seed, the tuning seed first."""
+    rows = []
+    for book in _with(books):
         for (name, extra), values in kept_over_empty(book).items():
             how = "minus" if book.nats else "over"
-            seeds = ", ".join(f"{value:+.4f}" if book.nats else f"{value:.4f}" for value in values)
-            yield f"Moments kept {how} an empty optimizer, {book.name}, {name}, {extra:g} × the budget, by seed: {seeds}."
-    for book in books:
-        for name in METHODS if book.nats else ():
-            found = below(book, name)
-            if found:
-                told_of = ", ".join(f"{other} {nats:+.4f}" for other, (nats, _) in found.items())
-                yield f"Nats above {name} with as many FLOPs again, {book.name}: {told_of}."
+            rows.append([book.name, name, f"{extra:g} ×", f"{how}: {by_seed(values, book.nats)}"])
+    return table(["", "readers", "budget", "moments kept, and an empty optimizer"], rows)
 
 
-def figures(books: Sequence[Book]) -> dict[str, str]:
-    """For the readers that are chosen: the smallest gain of the first study by budget and in mid-run, and nats of the text."""
-    name, first = chosen(_with(books)), books[0]
-    told = dict.fromkeys(("u_readers", "u_quarter", "u_again", "u_mid_run", "u_kept", "u_nats"), NOT_RUN)
-    if name is None:
-        return told
-    told["u_readers"] = METHODS[name]
-    for figure, extra in (("u_quarter", 0.25), ("u_again", 1.0)):
-        gains = [new_units_contest(first, base, name, extra) for base in first.sizes.cited_bases]
-        told[figure] = _smallest(gains)
-    told["u_mid_run"] = _smallest(
-        [new_units_mid_run_contest(first, name, units) for units in first.sizes.cited_mid_run]
-    )
-    states = [value for (n, _), values in kept_over_empty(first).items() if n == name for value in values]
-    told["u_kept"] = f"{fmean(states):.4f}" if states else NOT_RUN
-    on_text = [
-        found["going on"][0]
-        for book in _with(books)
-        if book.nats and "going on" in (found := below(book, name))
-    ]
-    told["u_nats"] = f"{min(on_text):.4f}" if on_text else NOT_RUN
-    return told
+def ranks_table(books: Sequence[Book]) -> str:
+    """The mean rank of both kinds of readers, by study and over the studies."""
+    found = {book.name: ranks(book) for book in _with(books)} | {"both": mean_ranks(books)}
+    rows = [[name, *(f"{each[reader]:.2f}" for reader in METHODS)] for name, each in found.items() if each]
+    return table(["mean rank", *METHODS], rows)
 
 
 def _with(books: Sequence[Book]) -> list[Book]:
@@ -219,14 +157,5 @@ def _values(book: Book, made: Arm) -> tuple[float, ...]:
     return () if found is None else found.values
 
 
-def _smallest(gains: Sequence[tuple[float, bool] | None]) -> str:
-    known = [each[0] for each in gains if each is not None]
-    return f"{min(known):.4f}" if known and len(known) == len(gains) else NOT_RUN
-
-
 def _over(book: Book) -> str:
     return "minus" if book.nats else "over"
-
-
-def _listed(told: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.2f}" for name, value in told.items())

@@ -1,155 +1,172 @@
-"""What is stored, as tables with spreads over seeds, and one line of figures.
-
-A cell is the mean held-out loss of the reported seeds, and the distance between the lowest and the highest.
-"""
+"""Tables of single studies: finished bases, growth on the way, noise, the optimizer's state, and no sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import log2
+from collections.abc import Iterator, Sequence
 
-from ..book import (
-    NOT_RUN,
-    Book,
-    Seen,
-    carried_over_others,
-    cited_contest,
-    mid_run_contest,
-    new_units_regret,
-    regret,
-    ruled_contest,
-    sunk_contest,
-)
+from ..book import Book, Seen, mid_run_contest, new_units_regret, regret, ruled_contest, sunk_contest
 from ..choose import Arm
 from ..questions import exactness, midrun, sunk, unseen
 from ..questions.new_units import METHODS
 from ..questions.noise_rule import RULES, regrets
-from . import new_units as new_units_tables
+from ..sizes import Finished
+from . import new_units
+from .cells import cell, gain_cell, mean_cell, table
 
 
-def figures(books: Sequence[Book]) -> dict[str, str]:
-    """The figures of the last line. a, b and c are of the first study; b of its cited base that gains least.
-
-    d is the worst of all studies: in per cent for classification, in nats for text.
-    """
-    book = books[0]
-    mid = mid_run_contest(book, midrun.middle(book.sizes))
-    gains = {extra: cited_contest(book, extra) for extra in book.sizes.extras}
-    told = {extra: gain for extra, gain in gains.items() if gain is not None}
-    paying = [extra for extra, (gain, beyond) in told.items() if gain > 1 and beyond]
-    end, early = (carried_over_others(book, figure) for figure in ("held", "early"))
-    at_one = told.get(1.0)
-    return {
-        "a_gain": _told(None if mid is None else mid[0]),
-        "b_gain": _told(None if at_one is None else at_one[0]),
-        "b_from": NOT_RUN if not told else f"{min(paying):g}" if paying else "never",
-        "c_end": _told(end),
-        "c_early": _told(early),
-        "d_regret": _worst([regret(book) for book in books if not book.nats and book.sizes.cited_unseen]),
-        "d_nats": _worst([regret(book) for book in books if book.nats and book.sizes.cited_unseen]),
-        "e_worst": NOT_RUN,
-        **new_units_tables.figures(books),
-    }
-
-
-def show(books: Sequence[Book], say: Callable[[str], object] = print) -> int:
-    """Print the tables and the line; 1 if something that the page cites is missing."""
-    lacking = []
-    for book in books:
-        say(f"\n{book.name}")
-        _show(book, say)
-        lacking += [f"{line}{'' if book is books[0] else f' ({book.name})'}" for line in book.missing()]
-    for line in new_units_tables.summary(books):
-        say(f"\n{line}")
-    for line in lacking:
-        say(f"missing: {line}")
-    say(" ".join(f"{name}={value}" for name, value in figures(books).items()))
-    return 1 if lacking else 0
-
-
-def _show(book: Book, say: Callable[[str], object]) -> None:
-    """The tables of one study."""
+def base_table(book: Book, base: Finished) -> str:
+    """What a finished base may become, by what may still be spent, for the budgets that have every arm."""
     sizes = book.sizes
-    for base in sizes.bases if "b" in sizes.stages else ():
-        say(
-            f"\nb: base {base.width} of {base.units} units, finished: held-out loss by what it may still spend"
-        )
-        trained = book.seen(Arm((), sunk.arm(book.known, sizes, base, "goes on", 1.0).chosen))
-        if trained is not None and trained.chosen.start is not None:
-            own = book.seen(Arm((), trained.chosen.start))
-            say(f"the base itself: {_cell(own)}")
-        say(_row("", [f"{extra:g} x its budget" for extra in sizes.extras]))
-        for name in sunk.names(sizes, base):
-            say(_row(name, [_cell(book.sunk(base, name, extra)) for extra in sizes.extras]))
-        gains = [_gain(sunk_contest(book, base, extra), book.nats) for extra in sizes.extras]
-        say(_row("gain of growing", gains))
+    extras = [extra for extra in sizes.extras if sunk_contest(book, base, extra) is not None]
+    if not extras:
+        return ""
+    over = "the best alternative minus" if book.nats else "the best alternative over"
+
+    def gains(name: str, found: Sequence[tuple[float, bool] | None]) -> list[str]:
+        return [f"{over} {name}", *(gain_cell(each, book.nats) for each in found)]
+
+    rows = [["the base itself", mean_cell(_own(book, base)), *("" for _ in extras[1:])]]
+    for name in sunk.names(sizes, base):
+        rows.append([name, *(cell(book.sunk(base, name, extra)) for extra in extras)])
+    rows.append(gains("the best grown", [sunk_contest(book, base, extra) for extra in extras]))
+    by_rule = [ruled_contest(book, base, extra) for extra in extras]
+    if any(by_rule):
         for name in sunk.ruled(sizes, base):
-            say(_row(name, [_cell(book.sunk(base, name, extra)) for extra in sizes.extras]))
-        gains = [_gain(ruled_contest(book, base, extra), book.nats) for extra in sizes.extras]
-        say(_row("gain by rule", gains))
-        for row in new_units_tables.base_rows(book, base, sizes.extras, _cell, _gain):
-            say(_row(row[0], row[1:]))
-    if "a" in sizes.stages:
-        say(f"\na: {sizes.narrow} -> {sizes.wide} in mid-run, equal total FLOPs")
-        say(_row("", [f"{units} units" for units in sizes.mid_run]))
-        for name in midrun.names(sizes):
-            say(_row(name, [_cell(book.mid_run(name, units)) for units in sizes.mid_run]))
-        gains = [_gain(mid_run_contest(book, units), book.nats) for units in sizes.mid_run]
-        say(_row("gain of growing", gains))
-    if "u" in sizes.stages:
-        say(f"\nu: {sizes.narrow} -> {2 * sizes.narrow} in mid-run by new units, equal total FLOPs")
-        say(_row("", [f"{units} units" for units in sizes.cited_mid_run]))
-        for row in new_units_tables.mid_run_rows(book, _cell, _gain):
-            say(_row(row[0], row[1:]))
-    if "c" in sizes.stages:
-        say(f"\nc: {sizes.narrow} -> {2 * sizes.narrow} in mid-run, the same wide weights")
-        say(_row("", [f"after {sizes.stop:.0%}, held out", "first 1 %, training"]))
-        for name in exactness.names(sizes):
-            say(_row(name, [_cell(book.exactness(name)), _cell(book.exactness(name, "early"))]))
-    say(f"\nd: {sizes.wide // sizes.unseen_k} -> {sizes.wide}, a setting that chose nothing")
-    for name in unseen.NAMES:
-        say(_row(name, [_cell(book.unseen(name))]))
-    say(_row("regret", [_told(regret(book))]))
-    for name in (*unseen.NEW_UNITS, *(unseen.MEANS if sizes.centred else ())):
-        say(_row(name, [_cell(book.unseen(name))]))
-    for name in METHODS:
-        found = new_units_regret(book, name)
-        say(_row(f"regret of {name}", [_told(None if found is None else found[2])]))
-    if book.grown:
-        say(f"\nrules for the noise, {len(book.grown)} cases: mean and worst regret in per cent")
-        for case in book.grown:
-            say(f"  {case.label:44} {case.steps:6} steps, best share {case.best:.3f}")
-        for name, rule in RULES.items():
-            mean, worst = regrets(book.grown, rule)
-            say(f"  {name:44} {100 * mean:.2f}  {100 * worst:.2f}")
+            rows.append([name, *(cell(book.sunk(base, name, extra)) for extra in extras)])
+        rows.append(gains("the best grown by rule", by_rule))
+    rows += new_units.base_rows(book, base, extras, cell, gain_cell)
+    return table(["", *(f"{extra:g} × its budget" for extra in extras)], rows)
 
 
-def _worst(values: Sequence[float | None]) -> str:
-    """The largest; not run while one is missing."""
-    known = [value for value in values if value is not None]
-    return _told(max(known) if known and len(known) == len(values) else None)
+def _own(book: Book, base: Finished) -> Seen | None:
+    chosen = sunk.arm(book.known, book.sizes, base, "goes on", 1.0).chosen
+    return None if chosen is None or chosen.start is None else book.seen(Arm((), chosen.start))
 
 
-def _told(value: float | None) -> str:
-    return NOT_RUN if value is None else f"{value:.4f}"
+def mid_run_table(book: Book) -> str:
+    """Growth by copies on the way to the widest model, for the budgets whose runs are all stored."""
+    sizes = book.sizes
+    found = {units: mid_run_contest(book, units) for units in sizes.mid_run if "a" in sizes.stages}
+    kept = {units: gain for units, gain in found.items() if gain is not None}
+    rows = [
+        [name, *(cell(book.mid_run(name, units)) for units in kept)] for name in midrun.names(sizes) if kept
+    ]
+    against = "the best width throughout minus" if book.nats else "the best width throughout over"
+    rows.append([f"{against} the best grown", *(gain_cell(gain, book.nats) for gain in kept.values())])
+    return table(["", *(f"{units} units" for units in kept)], rows) if kept else ""
 
 
-def _gain(found: tuple[float, bool] | None, nats: bool) -> str:
-    if found is None:
-        return NOT_RUN
-    gain, beyond = found
-    told = f"{gain:+.4f} nats" if nats else f"{gain:.3f}"
-    return f"{told}{' (seeds overlap)' if not beyond and gain > (0 if nats else 1) else ''}"
+def noise_table(book: Book) -> str:
+    """How far rules for the noise end above the best noise."""
+    told = {name: regrets(book.grown, rule) for name, rule in RULES.items()} if book.grown else {}
+    rows = [[name, f"{100 * mean:.1f} %", f"{100 * worst:.1f} %"] for name, (mean, worst) in told.items()]
+    return table(["share of what was learned", "mean", "worst"], rows) if rows else ""
 
 
-def _cell(seen: Seen | None) -> str:
-    if seen is None:
-        return NOT_RUN
-    spec = seen.chosen
-    noise = "t by rule" if spec.by_rule else f"t={spec.noise:g}"
-    told = f"2^{log2(spec.lr):g}" + (f" {noise}" if spec.grows and spec.method == "ours" else "")
-    return f"{seen.mean:.4f} ({seen.spread:.4f}) {told}"
+def state_table(book: Book) -> str:
+    """What carried optimizer state is worth, for the arms that are stored."""
+    rows = []
+    for name in exactness.names(book.sizes):
+        end, early = book.exactness(name), book.exactness(name, "early")
+        if end is not None and early is not None:
+            rows.append([state_name(name), mean_cell(end), mean_cell(early)])
+    return table(["", "held out, at the end", "training, over the first 1 %"], rows) if rows else ""
 
 
-def _row(name: str, cells: Sequence[str]) -> str:
-    return f"{name:45} " + "".join(f"{cell:28}" for cell in cells).rstrip()
+def state_name(name: str) -> str:
+    """An arm of the question about state in words.
+
+    >>> state_name("wrong_units, noise"), state_name("shrink_pad, own rate")
+    ('state in wrong units, noise', 'shrink, pad and perturb, own rate')
+    """
+    words = {
+        "carried": "state carried",
+        "wrong_units": "state in wrong units",
+        "fresh_rewarmed": "state fresh, warmed up again",
+        "fresh": "state fresh",
+        "asymmetric": "state of one copy only, warmed up again",
+        "net2wider": "Net2WiderNet",
+        "shrink_pad": "shrink, pad and perturb",
+        "tiling": "tiling (HyperCloning)",
+    }
+    first, comma, rest = name.partition(", ")
+    return words[first] + comma + rest
+
+
+def recipe_table(books: Sequence[Book]) -> str:
+    """Copies by the recipe against their tuned point, for every study that has both."""
+    rows = []
+    for book in books:
+        recipe, tuned = (book.unseen(name) for name in unseen.NAMES)
+        lost = regret(book)
+        if recipe is None or tuned is None or lost is None:
+            continue
+        result = book.known(recipe.chosen)
+        assert result is not None
+        by_rule = f"{mean_cell(recipe)}, t = {result['noise']['t']:g} on seed {book.sizes.tuning_seed}"
+        rows.append([_unseen(book), by_rule, cell(tuned), _lost(book, lost)])
+    return table(["", "copies by the recipe", "tuned copies", "regret"], rows) if rows else ""
+
+
+def untuned_table(books: Sequence[Book]) -> str:
+    """New units at half of the base's rate against the lowest tuned point of every way."""
+    rows = []
+    for book in books:
+        for name in METHODS:
+            if (found := new_units_regret(book, name)) is not None:
+                ours, best, lost = found
+                how = "copies" if best.chosen.method == "ours" else best.chosen.method.replace("_", " ")
+                rows.append(
+                    [f"{_unseen(book)}, {name}", cell(ours), f"{cell(best)}, {how}", _lost(book, lost)]
+                )
+    return table(["", "without a sweep", "tuned", "regret"], rows) if rows else ""
+
+
+def centred_table(books: Sequence[Book]) -> str:
+    """Streams that LayerNorm centres, by both ways of growing them."""
+    rows = []
+    for book in (book for book in books if book.sizes.centred):
+        tuned, copied = book.unseen("tuned"), book.unseen("copied readers")
+        left, ruled, flat = (book.unseen(name) for name in unseen.MEANS)
+        if tuned and copied and left and ruled and flat:
+            over = _lost(book, left.mean - tuned.mean)
+            fold = _lost(book, left.mean - flat.mean)
+            rows.append([_unseen(book), *map(cell, (copied, ruled, left, flat)), over, fold])
+    head = (
+        "",
+        "stream by copies",
+        "new channels",
+        "new channels, nothing else done",
+        "the same, one rate",
+        "the third minus tuned copies",
+        "the third minus the fourth",
+    )
+    return table(head, rows) if rows else ""
+
+
+def open_questions(books: Sequence[Book]) -> Iterator[str]:
+    """The questions that no stored runs answer yet."""
+    for book in books:
+        of = "" if book.name == "mlp" else f" ({book.name})"
+        for base in book.sizes.bases:
+            for extra in book.sizes.extras:
+                if sunk_contest(book, base, extra) is None:
+                    yield f"a base of width {base.width}, {base.units} units, with {extra:g} × its budget{of}"
+        for units in book.sizes.mid_run if "a" in book.sizes.stages else ():
+            if mid_run_contest(book, units) is None:
+                yield f"growth by copies on the way, {units} units for everything{of}"
+
+
+def _unseen(book: Book) -> str:
+    """A setting of stage d in words."""
+    what = {
+        "mlp": f"MLP of {book.sizes.depth} layers",
+        "text": "Llama on text",
+        "images": "ResNet on CIFAR-10",
+        "layernorm": "GPT-2 on text",
+    }
+    return f"{what[book.name]}, {book.sizes.wide // book.sizes.unseen_k} → {book.sizes.wide}"
+
+
+def _lost(book: Book, lost: float) -> str:
+    return f"{lost:+.4f} nats" if book.nats else f"{100 * lost:+.1f} %"

@@ -14,15 +14,13 @@ from .new_units import METHODS, untuned
 from .unseen import SHARE
 
 COPIES = "copies"
-FACTORS = (0.5, 1.0, 2.0, 4.0)
-"""The peak after growth over that of the base, for copies; half of it for new units."""
 
 
 def names(sizes: Sizes) -> tuple[str, ...]:
     """The arms, in the order of the table: a way of growing, the base's rate and the one that follows, over the tuned one."""
-    copies = [f"{COPIES}, 1, {after:g}" for after in FACTORS]
+    copies = [f"{COPIES}, 1, {after:g}" for after in sizes.after]
     copies += [f"{COPIES}, 2, {after:g}" for after in (1.0, 2.0)]
-    units = [f"{name}, 1, {after / 2:g}" for name in sizes.rates_after for after in FACTORS]
+    units = [f"{name}, 1, {after / 2:g}" for name in sizes.rates_after for after in sizes.after]
     return (*copies, *units)
 
 

@@ -13,9 +13,9 @@ from . import exactness
 STATES: tuple[State, ...] = ("carried", "fresh", "asymmetric", "fresh_rewarmed")
 
 
-def names() -> tuple[str, ...]:
+def names(sizes: Sizes) -> tuple[str, ...]:
     """The arms, in the order of the table."""
-    return tuple(f"{state}, {noise}" for noise in ("noise", "no noise") for state in STATES)
+    return tuple(f"{state}, {noise}" for noise in sizes.noise_of_states for state in STATES)
 
 
 def arm(known: Known, sizes: Sizes, name: str) -> Arm:
@@ -24,9 +24,10 @@ def arm(known: Known, sizes: Sizes, name: str) -> Arm:
 
 def specs(known: Known, sizes: Sizes) -> Iterator[Spec]:
     """Every arm on one seed after the other, those with noise first."""
-    arms = [arm(known, sizes, name) for name in names()]
+    arms = [arm(known, sizes, name) for name in names(sizes)]
     for made in arms:
         yield from made.specs
-    for part in (arms[: len(STATES)], arms[len(STATES) :]):
+    for first in range(0, len(arms), len(STATES)):
+        part = arms[first : first + len(STATES)]
         for seed in (sizes.tuning_seed, *sizes.seeds):
             yield from (made.chosen.with_seed(seed) for made in part if made.chosen is not None)
