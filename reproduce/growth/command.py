@@ -90,7 +90,7 @@ def smoke(folder: Path) -> int:
     for study in SMALLEST.values():
         trainer = study.trainer(folder, folder / "cache")
         train(trainer, partial(next_missing, sizes=study.sizes))
-        if study.sizes.bases:
+        if study.name == "mlp":
             base = study.sizes.bases[0]
             _try_methods(trainer, scratch(trainer.known, study.sizes, base.width, base.units), ("width",))
         books.append(Book.of(study, trainer))

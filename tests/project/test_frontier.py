@@ -396,15 +396,17 @@ def test_a_page_that_says_otherwise_than_the_store_is_told(tmp_path):
     """The pages as they are, then with a figure that is another, then with one that no run accounts for."""
     found = stored()
     assert marked.differences() == []
-    for name in ("frontier.md", "growth.md", "experts.md"):
-        (tmp_path / name).write_text((marked.DOCS / name).read_text("utf-8"), "utf-8")
-    assert quoted.unlike(found, tmp_path) == []
-    page = tmp_path / "experts.md"
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    for name in ("frontier.md", "growth.md", "experts.md", "../README.md"):
+        (docs / name).write_text((marked.DOCS / name).read_text("utf-8"), "utf-8")
+    assert quoted.unlike(found, docs) == []
+    page = docs / "experts.md"
     page.write_text(page.read_text("utf-8").replace("0.034", "0.035"), "utf-8")
-    assert "experts.md does not say" in quoted.unlike(found, tmp_path)[0]
-    page = tmp_path / "frontier.md"
+    assert "experts.md does not say" in quoted.unlike(found, docs)[0]
+    page = docs / "frontier.md"
     page.write_text(page.read_text("utf-8") + "\nIt ends 12.3 % below.\n", "utf-8")
-    assert "12.3 %" in quoted.unlike(found, tmp_path)[-1]
+    assert "12.3 %" in quoted.unlike(found, docs)[-1]
     assert marked.page("<!-- table ranks -->\n<!-- end of table -->", found).count("|") > 10
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log2
+
 from ..book import NOT_RUN, Book, Seen, seen
 from ..choose import Arm, Known
 from ..methods import METHODS
@@ -17,32 +19,37 @@ KINDS = ("width", "depth", "experts")
 UNITS = {method: name for name, method in new_units.METHODS.items()}
 
 
-def bench_table(stored: Stored) -> str:
-    """A row for each method, the lowest end first within what grows; methods that have not been run say so."""
+Row = tuple[str, str, str, Known, Seen | None]
+"""What grows, the label of a method, its source, where its runs are known, and its end on the reported seeds."""
+
+
+def listed(stored: Stored) -> list[Row]:
+    """Every method, and growth by our plans of blocks and experts; the lowest end first within what grows."""
     text = stored.book("text")
     if text is None or not text.sizes.bases:
-        return ""
-    found = {method: _seen(stored, text, method) for method in METHODS.values() if method.kind != "mixture"}
-    rows = []
-    for method, (known, one) in found.items():
-        rows.append((method.kind, method.label, method.source, known, one))
+        return []
+    rows: list[Row] = []
+    for method in METHODS.values():
+        if method.kind != "mixture":
+            rows.append((method.kind, method.label, method.source, *_seen(stored, text, method)))
     for name, one in results(stored.known, stored.dense).items():
         made = ARMS[name]
-        if made.of in ("depth", "experts") and made.method in BY_PLAN and not made.scratch:
+        if made.of in KINDS[1:] and made.method in BY_PLAN and not made.scratch:
             rows.append((made.of, made.label, OURS, stored.known, one))
-    rows.sort(key=lambda row: (KINDS.index(row[0]), row[4] is None, row[4].mean if row[4] else 0.0))
-    told = [
-        [
-            kind,
-            label,
-            source,
-            _rise(known, one),
-            NOT_RUN if one is None else mean_cell(one),
-            "" if one is None else peak(one.chosen),
-        ]
-        for kind, label, source, known, one in rows
-    ]
-    return table(["grows", "method", "source", "rises by", "ends at", "peak"], told)
+    return sorted(rows, key=lambda row: (KINDS.index(row[0]), row[4] is None, row[4].mean if row[4] else 0.0))
+
+
+def bench_table(stored: Stored) -> str:
+    """The same as a table; methods that have not been run say so."""
+    rows = []
+    for kind, label, source, known, one in listed(stored):
+        if one is None:
+            rows.append([kind, label, source, "", NOT_RUN, ""])
+            continue
+        rate = peak(one.chosen) if kind == "width" else f"2<sup>{log2(one.chosen.lr):g}</sup>"
+        rows.append([kind, label, source, _rise(known, one), mean_cell(one), rate])
+    head = ["grows", "method", "source", "rises by", "ends at", "peak"]
+    return table(head, rows) if rows else ""
 
 
 def _seen(stored: Stored, text: Book, method: Method) -> tuple[Known, Seen | None]:
@@ -69,12 +76,7 @@ def _wider(text: Book, method: Method) -> Arm:
     return bench.arm(text.known, started, method, 1.0, sizes.extend)
 
 
-def _rise(known: Known, one: Seen | None) -> str:
+def _rise(known: Known, one: Seen) -> str:
     """By how much the held-out loss rises at growth, on the tuning seed."""
-    result = None if one is None else known(one.chosen)
-    noise = None if result is None else result.get("noise")
-    return "" if not noise or "after" not in noise else f"{_gap(noise):+.2f}"
-
-
-def _gap(noise: dict[str, dict[str, float]]) -> float:
-    return noise["after"]["choose"] - noise["before"]["choose"]
+    noise = (known(one.chosen) or {}).get("noise", {})
+    return f"{noise['after']['choose'] - noise['before']['choose']:+.2f}" if "after" in noise else ""

@@ -57,7 +57,6 @@ TABLES: Mapping[str, Callable[[Stored], str]] = {
     "to_256": _of("mlp", tables.mid_run_table),
     "copies_text": _of("text", tables.mid_run_table),
     "after": _of("mlp", repairs.after_table),
-    "after_text": _of("text", repairs.after_table),
     "state": _of("mlp", tables.state_table),
     "state_text": _of("text", lambda book: repairs.states_table(book, tables.state_name)),
     "kept": lambda stored: new_units.kept_table(stored.books),

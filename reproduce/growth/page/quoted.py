@@ -13,7 +13,7 @@ from statistics import fmean
 
 from ..book import Book, Seen, mid_run_contest
 from ..clock import DECAY, WARM_UP
-from ..questions import unseen, widths
+from ..questions import after, unseen, widths
 from ..questions.noise_rule import RULES, regrets
 from . import new_units, repairs
 from .directions import against_peers, deep, gains, mixture_ends, over_stack, results
@@ -135,6 +135,24 @@ def _state(stored: Stored) -> Iterator[str]:
     )
     yield f"carried state ends at {quiet:.4f} and with noise at {noisy:.4f}"
     yield f"the end is {alone:.4f} without a jump"
+    text = stored.books[1]
+    carried, fresh = (repairs.state_ends(text, f"{state}, noise") for state in ("carried", "fresh"))
+    apart = [f"{carried[seed] - fresh[seed]:.3f}" for seed in sorted(carried.keys() & fresh.keys())]
+    yield f"carried state ends {' and '.join(apart)} nats above an empty one"
+    yield from _after(mlp)
+
+
+def _after(mlp: Book) -> Iterator[str]:
+    """The rate after growth alone, on every seed."""
+
+    def at(name: str) -> float:
+        return _mean(mlp.paired(after.arm(mlp.known, mlp.sizes, name)))
+
+    same, twice, both = (at(f"copies, {name}") for name in ("1, 1", "1, 2", "2, 2"))
+    yield f"Twice the peak after growth alone takes copies from {same:.4f} to {twice:.4f}"
+    yield f"the rest of the way to {both:.4f} is the base"
+    units = [at(f"new units, 1, {name}") for name in ("0.25", "0.5", "1", "2")]
+    yield f"{units[1]:.4f} and {units[2]:.4f} with half and the whole of the base's peak, and {units[3]:.4f} with twice it"
 
 
 def _rules(stored: Stored) -> Iterator[str]:
@@ -163,6 +181,7 @@ def _stock(stored: Stored) -> Iterator[Quote]:
         f"experts end {over['experts']:.3f} nats below the better of going on and starting anew, width {over['width']:.3f} "
         f"and depth {over['depth']:.3f}",
     )
+    yield "../README.md", f"at {_mean(found['stack']):.3f} by G_stack, the best published dense method here"
     yield page, f"our experts end {peers['experts']:.3f} below sparse upcycling"
     yield page, f"level with G_stack ({peers['depth']:.3f} below, seeds overlap)"
     apart = [

@@ -82,17 +82,22 @@ def after_table(book: Book) -> str:
 
 
 def states_table(book: Book, name_of: Callable[[str], str]) -> str:
-    """Which state copies begin with, to the end, for the arms that have every seed; beside it by seed what carried ends above."""
-    found = {name: book.paired(states.arm(book.known, book.sizes, name)) for name in states.names(book.sizes)}
+    """Which state copies begin with, to the end, by seed; a cell is empty while its run is missing."""
+    seeds = (book.sizes.tuning_seed, *book.sizes.seeds)
     rows = []
-    for name, one in found.items():
-        if one is None:
-            continue
-        carried = found[f"carried, {name.partition(', ')[2]}"]
-        same = carried is None or name.startswith("carried")
-        over = "" if same or carried is None else by_seed(ratios(book, one, carried), book.nats)
-        rows.append([name_of(name), mean_cell(one), over])
-    return table(["", "held out, at the end", "carried state minus it, by seed"], rows)
+    for name in states.names(book.sizes):
+        ends = state_ends(book, name)
+        if ends:
+            rows.append([name_of(name), *(f"{ends[seed]:.4f}" if seed in ends else "" for seed in seeds)])
+    return table(["", *(f"ends at, seed {seed}" for seed in seeds)], rows)
+
+
+def state_ends(book: Book, name: str) -> dict[int, float]:
+    """The held-out loss by seed, for the seeds that are stored."""
+    chosen = states.arm(book.known, book.sizes, name).chosen
+    seeds = (book.sizes.tuning_seed, *book.sizes.seeds)
+    found = {} if chosen is None else {seed: book.known(chosen.with_seed(seed)) for seed in seeds}
+    return {seed: float(one["held"]) for seed, one in found.items() if one is not None and one["held"]}
 
 
 def text_widths_table(text: Book, known: Known) -> str:
