@@ -1,4 +1,4 @@
-"""python -m reproduce.growth [--stage all|print|plan|smoke|a part] [--study NAME] [--runs N]"""
+"""python -m reproduce.growth [--stage all|print|plan|smoke|bench|a part] [--study NAME] [--runs N]"""
 
 import sys
 

@@ -19,7 +19,7 @@ from .choose import Arm, Known, scratch
 from .methods import METHODS
 from .page.marked import differences, show
 from .page.stored import Stored, stored
-from .questions import bench, directions
+from .questions import bench, directions, order
 from .questions.order import STAGES, next_missing
 from .settings import stock, text
 from .spec import Spec
@@ -33,7 +33,7 @@ Missing = Callable[[Known], Spec | None]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks for; the exit code is 1 if cited runs are missing, 2 where data are."""
     parser = argparse.ArgumentParser(prog="python -m reproduce.growth")
-    parser.add_argument("--stage", choices=("all", *STAGES, "bench", "print", "smoke"), default="all")
+    parser.add_argument("--stage", choices=("all", *STAGES, "bench", "plan", "print", "smoke"), default="all")
     parser.add_argument("--study", choices=(*STUDIES, DIRECTIONS), default="mlp", help="what is trained")
     parser.add_argument("--method", choices=tuple(METHODS), help="of --stage bench: what grows")
     parser.add_argument("--runs", type=int, help="stop after so many runs; by default when all is done")
@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.stage == "smoke":
             with TemporaryDirectory() as folder:
                 return smoke(Path(folder))
+        if options.stage == "plan":
+            return plan()
         if options.stage != "print":
             train(*asked(options.stage, options.study, options.method), options.runs)
         return max(show(stored()), compare())
@@ -65,6 +67,25 @@ def asked(stage: str, study: str, method: str | None = None) -> tuple[Trainer, M
         return directions_trainer(), _missing_directions(directions.ALL)
     sizes = STUDIES[study].sizes
     return STUDIES[study].trainer(), lambda known: next_missing(known, sizes, stage)
+
+
+def plan(say: Callable[[str], object] = print) -> int:
+    """Core hours of what is stored, and of what is listed and lacks, by the FLOPs of a run. Tuning may ask for more runs."""
+    parts = [
+        (f"{name} {stage}", study.trainer(), partial(order.specs, sizes=study.sizes, stage=stage))
+        for name, study in STUDIES.items()
+        for stage in study.sizes.stages
+    ]
+    for sizes in directions.ALL:
+        parts.append((DIRECTIONS, directions_trainer(), partial(directions.specs, sizes=sizes)))
+    for name, trainer, listed in parts:
+        results = [result for _, result in trainer.all() if result.get("cpu_seconds")]
+        rate = sum(one["cpu_seconds"] for one in results) / sum(one["flops"] for one in results) / 3600
+        runs = set(listed(trainer.known))
+        lacking = [spec for spec in runs if trainer.known(spec) is None]
+        left = rate * sum(spec.budget * (1 - spec.at % 1) for spec in lacking)
+        say(f"{name}: {len(runs)} runs are listed, {len(lacking)} lack, {left:.1f} core hours")
+    return 0
 
 
 def compare() -> int:

@@ -215,7 +215,7 @@ SMOKE = Sizes(
 )
 SMOKE_TEXT = replace(
     TEXT,
-    unit=12 * STEP_LLAMA,
+    unit=6 * STEP_LLAMA,
     cited_bases=(),
     cited_mid_run=(),
     order=("d",),
@@ -228,7 +228,7 @@ SMOKE_TEXT = replace(
 )
 SMOKE_IMAGES = replace(
     IMAGES,
-    unit=8 * STEP_RESNET,
+    unit=4 * STEP_RESNET,
     rates=powers(-5, -5),
     noises=(0.1,),
     seeds=(0,),

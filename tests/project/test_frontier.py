@@ -12,7 +12,7 @@ import mupscale as mu
 from mupscale.rules.noise_defaults import BEHIND, BEHIND_OF
 from reproduce.growth import clock, command
 from reproduce.growth.book import NOT_RUN, Book, sunk_contest
-from reproduce.growth.methods import grow
+from reproduce.growth.methods import METHODS, grow
 from reproduce.growth.page import figures, marked, quoted
 from reproduce.growth.page import new_units as new_units_tables
 from reproduce.growth.page.stored import Stored, stored
@@ -357,6 +357,48 @@ def test_only_first_copies_keep_their_moments(tmp_path):
     assert bool(moments[::2, ::2].any())
     assert not moments[1::2].any()
     assert not moments[:, 1::2].any()
+
+
+@pytest.mark.parametrize(("method", "keeps"), [("split", True), ("lemon", True), ("net2wider", False)])
+def test_what_leaves_the_loss_of_the_base(tmp_path, method, keeps):
+    found = trainer(tmp_path)[0].run(grown(method=method, at=0.5))["noise"]
+    gap = abs(found["after"]["train"] - found["before"]["train"])
+    assert (gap < 1e-4) == keeps, gap
+
+
+def test_later_copies_step_further_as_sparkling_has_it(tmp_path):
+    """Control: the same state without the method steps all copies alike."""
+    made, _ = trainer(tmp_path)
+    made.run(NARROW)
+    steps = []
+    for method in ("sparkling", "ours"):
+        run, _ = made._begin(grown(at=0.5, state="asymmetric", method=method))
+        weight = run.model.get_parameter("2.weight")
+        before = weight.detach().clone()
+        made.of(NARROW).step(run, 0, 0)
+        steps.append(weight.detach() - before)
+    faster, usual = steps
+    assert torch.allclose(faster[::2, ::2], usual[::2, ::2], atol=1e-7)
+    assert torch.allclose(faster[1::2], 1.3 * usual[1::2], atol=1e-7)
+    assert bool(usual[1::2].any())
+
+
+def test_every_method_is_found_by_its_file():
+    assert {"ours", "copied_readers", "tiling", "stack", "upcycling", "expert_upcycling"} <= METHODS.keys()
+    for name, method in METHODS.items():
+        assert (method.name, bool(method.source), bool(method.rates)) == (name, True, True)
+    base = Spec(32, 10**9, 2**-7, 0, layers=2)
+    assert (
+        METHODS["stack"].of(base, 5).key == replace(base, layers=4, budget=5, start=base, method="stack").key
+    )
+    assert not METHODS["copied_readers"].published
+    assert METHODS["tiling"].published
+
+
+def test_the_plan_says_what_lacks():
+    lines: list[str] = []
+    assert command.plan(lines.append) == 0
+    assert any(line.startswith("mlp b: ") and " 0 lack" not in line for line in lines)
 
 
 def test_a_run_that_stops_early_has_the_schedule_of_the_whole(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import mupscale as mu
 from mupscale.plans import family_plan
 
@@ -14,7 +16,7 @@ def grow_by_family(growth: Growth) -> mu.Run:
     """The run that the family's plan makes; what sleeps is woken."""
     spec, start = growth.spec, growth.start
     k, to = goal(start, spec)
-    by = "units" if start.experts else "copies"
+    by: Literal["copies", "units"] = "units" if start.experts else "copies"
     plan = family_plan(raw(start.width, start.layers, start.experts), k, to=to, by=by).plan
     noise: mu.SignalNoise | mu.NewUnits | None = mu.SignalNoise(spec.noise)
     if start.experts:

@@ -60,11 +60,11 @@ class Method:
 
     def of(self, base: Spec, budget: int) -> Spec:
         """The run of a finished base with so many more FLOPs, at the base's peak: twice as wide or deep, or with experts."""
-        sizes = {
-            "width": {"width": 2 * base.width},
-            "depth": {"layers": 2 * base.layers},
-            "experts": {"experts": 4},
-            "mixture": {"experts": 2 * base.experts, "top_k": 2},
-        }[self.kind]
         grown = replace(base, budget=budget, start=base, method=self.name, state=self.state, noise=self.noise)
-        return replace(grown, **sizes)
+        if self.kind == "width":
+            return replace(grown, width=2 * base.width)
+        if self.kind == "depth":
+            return replace(grown, layers=2 * base.layers)
+        if self.kind == "experts":
+            return replace(grown, experts=4)
+        return replace(grown, experts=2 * base.experts, top_k=2)
