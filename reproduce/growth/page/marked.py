@@ -12,7 +12,7 @@ from pathlib import Path
 from . import new_units, repairs, tables
 from .bench import bench_table
 from .directions import directions_table, mixture_table, order_table, orders_table
-from .figures import figures
+from .figures import DEFAULT, figures
 from .quoted import unlike
 from .stored import Stored, stored
 
@@ -47,6 +47,7 @@ def _text_widths(stored: Stored) -> str:
 
 TABLES: Mapping[str, Callable[[Stored], str]] = {
     "bench": bench_table,
+    "default": lambda stored: repairs.default_table(stored.books, DEFAULT),
     "base_32": _base("mlp", 0),
     "base_32_longer": _base("mlp", 1),
     "base_64": _base("mlp", 2),

@@ -1,4 +1,6 @@
-"""Tables of three paired seeds: growth to the right width, the rate after growth alone, and the state on text."""
+"""Tables of three paired seeds: the default on finished bases, growth to the right width, the rate after growth alone, and
+the state on text.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ..book import Book, Seen, seen
 from ..choose import Known
-from ..questions import after, directions, new_units, states, widths
+from ..questions import after, directions, new_units, states, sunk, widths
 from ..sizes import Way
 from .cells import by_seed, cell, mean_cell, table
 
@@ -15,6 +17,26 @@ def ratios(book: Book, ours: Seen, other: Seen) -> list[float]:
     """The other over ours by seed; in nats the difference."""
     pairs = zip(other.values, ours.values, strict=True)
     return [theirs - mine if book.nats else theirs / mine for theirs, mine in pairs]
+
+
+def default_table(books: Sequence[Book], default: str) -> str:
+    """On finished bases: what going on, copies and a new model of the same width end above the default, by seed."""
+    rows = []
+    for book in books:
+        for base in book.sizes.cited_bases:
+            for extra in book.sizes.cited_extras:
+                made = new_units.arm(book.known, book.sizes, base, default, extra)
+                wide = new_units.TIMES * base.width
+                others = [
+                    book.paired(sunk.arm(book.known, book.sizes, base, name, extra))
+                    for name in ("goes on", f"grown to {wide}", f"scratch {wide}")
+                ]
+                ours = book.paired(made)
+                if ours is not None and all(others):
+                    cells = [by_seed(ratios(book, ours, other), book.nats) for other in others if other]
+                    rows.append([f"{book.name}, {base.width}, {base.units} u", f"{extra:g} ×", *cells])
+    head = ["base", "budget", "going on", "copies, tuned noise", "a new model of that width"]
+    return table(head, rows) if rows else ""
 
 
 def best_width(book: Book, way: Way) -> tuple[str, Seen] | None:
