@@ -1,4 +1,4 @@
-"""Draw docs/figures/two_ways.svg, dup.svg, blocks.svg, units.svg and frontier.svg: `python docs/drawings.py`.
+"""Draw docs/figures/two_ways.svg, dup.svg, blocks.svg, units.svg, frontier.svg and three of growth: `python docs/drawings.py`.
 
 Each stands on a light panel of its own, so that it reads the same on a light and on a dark page. What the drawings
 say in numbers is computed by the package, or read from stored runs.
@@ -18,11 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mupscale.plans import TensorPlan
 from mupscale.rules import Axis, rule_for
 from mupscale.rules.optimizer_rule import decay_factor
-from reproduce.frontier import sunk
-from reproduce.frontier.book import Book, Seen
-from reproduce.frontier.new_units_tables import chosen
-from reproduce.frontier.page import books
-from reproduce.frontier.sizes import Finished
+from reproduce.growth.book import Book, Seen
+from reproduce.growth.page.bench import listed
+from reproduce.growth.page.new_units import chosen
+from reproduce.growth.page.stored import stored
+from reproduce.growth.questions import after, sunk, widths
+from reproduce.growth.sizes import Finished
 
 FIGURES = Path(__file__).parent / "figures"
 INK, FAINT, PAPER, WRONG = "#24292f", "#6a737d", "#fbfaf7", "#b3261e"
@@ -228,14 +229,15 @@ PANEL, TOP, BOTTOM = 274, 92, 290
 
 def frontier() -> Drawing:
     """Finished bases with more FLOPs to spend: held-out loss at the end by budget, for every way to spend them."""
-    stored, readers = books()[0], chosen(books())
-    bases = stored.sizes.cited_bases
-    panels = {base: found for base in bases if len(found := _budgets(stored, base, readers)) > 1}
+    books = stored().books
+    mlp, readers = books[0], chosen(books)
+    bases = mlp.sizes.cited_bases
+    panels = {base: found for base in bases if len(found := _budgets(mlp, base, readers)) > 1}
     drawing = Drawing(
         40 + PANEL * len(panels), 392, "A finished model may spend more: stay, grow or start anew"
     )
     for number, (base, arms) in enumerate(panels.items()):
-        told = f"width {base.width}, cost {stored.sizes.flops(base.units):.2g} FLOPs"
+        told = f"width {base.width}, cost {mlp.sizes.flops(base.units):.2g} FLOPs"
         _panel(drawing, 66 + PANEL * number, told, arms)
     drawing.say(
         30, 34, "Held-out loss of a finished model that may spend more", at="start", bold=True, size=16
@@ -291,7 +293,77 @@ def _panel(drawing: Drawing, left: float, told: str, arms: Mapping[float, Mappin
             drawing.dot(x, y(seen.mean), ink)
 
 
+def text_methods() -> Drawing:
+    """Every method that has been run on the finished Llama, by where it ends."""
+    found = stored()
+    rows = [(f"{label} ({kind})", one) for kind, label, _, _, one in listed(found) if one is not None]
+    text = found.books[1]
+    on = text.sunk(text.sizes.bases[0], "goes on", 1.0)
+    rows = sorted([*rows, ("the base goes on", on)] if on else rows, key=lambda row: row[1].mean)
+    return _ends("A finished Llama with as many FLOPs again: held-out loss", rows, 540)
+
+
+def right_width() -> Drawing:
+    """Growth to the right width beside widths throughout, with the larger budget."""
+    mlp = stored().books[0]
+    way = mlp.sizes.ways[-1]
+    arms = {name: widths.arm(mlp.known, mlp.sizes, way, name) for name in widths.names(way)}
+    ends = [
+        (name if "through" in name else f"{way.narrow} grown by {name}", mlp.paired(made))
+        for name, made in arms.items()
+    ]
+    rows = [(name, one) for name, one in ends if one is not None]
+    return _ends(f"One budget of {way.units} units for everything: held-out loss", rows, 250)
+
+
+def rate_after() -> Drawing:
+    """The rate after growth alone."""
+    mlp = stored().books[0]
+    names = {name: tuple(name.split(", ")) for name in after.names(mlp.sizes)}
+    ends = [
+        (
+            f"{way}, {factor} × after{' a base at twice its rate' if before == '2' else ''}",
+            mlp.paired(after.arm(mlp.known, mlp.sizes, name)),
+        )
+        for name, (way, before, factor) in names.items()
+    ]
+    rows = [(name, one) for name, one in ends if one is not None]
+    return _ends("The peak after growth, over the base's own: held-out loss", rows, 290)
+
+
+def _ends(title: str, rows: Sequence[tuple[str, Seen]], left: int) -> Drawing:
+    """A line for each arm: a dot at its mean, and a bar that spans the seeds."""
+    low = min(min(one.values) for _, one in rows)
+    high = max(max(one.values) for _, one in rows)
+    wide, bottom = 330, 62 + 26 * len(rows)
+    drawing = Drawing(left + wide + 50, bottom + 44, title)
+    drawing.say(20, 34, title, at="start", bold=True, size=16)
+
+    def x(loss: float) -> float:
+        return round(left + wide * log(loss / low) / log(high / low), 1)
+
+    for tick in (low, (low * high) ** 0.5, high):
+        drawing.line(x(tick), 52, x(tick), bottom, ink="#e3e0d8", width=1)
+        drawing.say(x(tick), bottom + 24, f"{tick:.3f}", ink=FAINT)
+    for i, (name, one) in enumerate(rows):
+        y = 68 + 26 * i
+        ink = (
+            NEW
+            if one.chosen.method in ("new_units", "copied_readers")
+            else GROWN[0]
+            if one.chosen.grows
+            else ON
+        )
+        drawing.say(20, y + 5, name, at="start")
+        drawing.line(x(min(one.values)), y, x(max(one.values)), y, ink, width=4)
+        drawing.dot(x(one.mean), y, ink)
+    return drawing
+
+
 DRAWINGS = {
+    "growth_text.svg": text_methods,
+    "growth_width.svg": right_width,
+    "growth_rate.svg": rate_after,
     "two_ways.svg": two_ways,
     "dup.svg": dup,
     "blocks.svg": blocks,

@@ -41,7 +41,7 @@ from mupscale.rules.refused import REFUSED  # noqa: E402
 from mupscale.rules.torch_rows import TORCH  # noqa: E402
 from mupscale.rules.units import NEUTRAL, G, Units, W  # noqa: E402
 from mupscale.trainers.menu import MENU  # noqa: E402
-from reproduce.frontier.page import page as frontier  # noqa: E402
+from reproduce.growth.page.marked import page as frontier  # noqa: E402
 
 OPTIMIZERS = [
     "| optimizer | learning rate | weight decay | other settings | state |",

@@ -34,7 +34,7 @@ def law_of(store: Path) -> tuple[list[Row], law.StoredLaw]:
 def judged(store: Path, stored: Path | None = None) -> Outcome:
     """The advice on all cases of a store; it fails when there is no store, or the stored law is not its fit."""
     if not store.is_file():
-        return Outcome("", [f"{store} is missing: run python -m reproduce.frontier"])
+        return Outcome("", [f"{store} is missing: run python -m reproduce.growth"])
     rows, whole = law_of(store)
     failed = []
     if stored is not None and stored.read_text("utf-8") != whole.to_json():

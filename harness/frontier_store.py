@@ -1,4 +1,4 @@
-"""Stored runs of `reproduce/frontier` as rows and cases, and the fit of the law and of growth to them.
+"""Stored runs of `reproduce/growth` as rows and cases, and the fit of the law and of growth to them.
 
 A row is one point that can be compared: the best rate and noise by the loss on the rows for choosing, at the tuning seed,
 and the mean held-out loss of its other seeds (of the tuning seed while there is no other). A case is a question with its

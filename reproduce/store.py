@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,10 +25,17 @@ class Store:
     (2.0, 2.0)
     """
 
-    def __init__(self, path: Path, about: Mapping[str, Any] | None = None) -> None:
-        """`about` is what all results share and keys leave out; a file that was begun with another is refused."""
+    def __init__(
+        self, path: Path, about: Mapping[str, Any] | None = None, earlier: Sequence[Path] = ()
+    ) -> None:
+        """`about` is what all results share and keys leave out; a file that was begun with another is refused.
+
+        Results in `earlier` files count as kept; new ones go to `path`.
+        """
         self.path = path
         self._kept: dict[str, dict[str, Any]] = {}
+        for each in earlier:
+            self._kept |= Store(each)._kept
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         self._head = (
             "" if about is None or lines else json.dumps({"about": dict(about)}, sort_keys=True) + "\n"

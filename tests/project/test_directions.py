@@ -7,11 +7,30 @@ import pytest
 import torch
 
 import mupscale as mu
-from reproduce.directions.arms import ARMS, DEEP, LARGER, QUARTER, Sizes, arm, base, missing
-from reproduce.directions.grow import grow
-from reproduce.directions.models import setting
-from reproduce.directions.page import depth_section, figures, results, section
-from reproduce.frontier.spec import Spec
+from reproduce.growth.methods import grow
+from reproduce.growth.page.directions import (
+    against_peers,
+    directions_table,
+    gains,
+    mixture_table,
+    order_table,
+    orders_table,
+    over_stack,
+    results,
+)
+from reproduce.growth.questions.directions import (
+    DEEP,
+    LARGER,
+    MIXTURE,
+    ORDER,
+    QUARTER,
+    Sizes,
+    arm,
+    base,
+    missing,
+)
+from reproduce.growth.settings.stock import setting
+from reproduce.growth.spec import Spec
 
 pytestmark = pytest.mark.nightly
 
@@ -21,12 +40,17 @@ WIDER: dict[str, dict[str, Any]] = {
     "stacked": {"layers": 4, "method": "copied_readers"},
     "llama_pro": {"layers": 4, "method": "llama_pro"},
     "stack": {"layers": 4, "method": "stack"},
+    "stack_third": {"layers": 4, "method": "stack_third"},
+    "stack_asleep": {"layers": 4, "method": "stack_asleep"},
+    "interposed": {"layers": 4, "method": "interposed"},
+    "half_steps": {"layers": 4, "method": "half_steps"},
     "pads": {"width": 48},
     "copies": {"width": 64},
     "experts": {"experts": 8},
     "upcycling": {"experts": 4, "method": "upcycling"},
+    "drop_upcycling": {"experts": 4, "method": "drop_upcycling"},
 }
-SAME_OUTPUTS = WIDER.keys() - {"stack"}
+SAME_OUTPUTS = WIDER.keys() - {"stack", "stack_third", "interposed", "half_steps", "drop_upcycling"}
 """Upcycled copies too: the weights of a token's experts are divided by their sum."""
 WORDS = torch.arange(60).view(2, 30) % 17
 
@@ -78,16 +102,21 @@ def invented(spec):
 def test_the_runs_end_and_the_table_says_what_they_say():
     stored: dict[Spec, dict[str, float]] = {}
     sizes = Sizes()
-    assert section(stored.get, sizes) == ""
+    assert directions_table(stored.get, sizes).count("\n") == 1, "a head and no row"
     while (spec := missing(stored.get, sizes)) is not None:
         stored[spec] = invented(spec)
     found = results(stored.get, sizes)
-    assert {name for name, seen in found.items() if seen is not None} == set(ARMS)
+    assert {name for name, seen in found.items() if seen is not None} == set(sizes.arms)
     on = arm(stored.get, sizes, "goes on").chosen
     assert on is not None
     assert on.lr == 2**-9
-    assert figures(stored.get, sizes, LARGER)["depth"] == "+0.1000"
-    assert "Growing deeper ends 0.100 nats below" in " ".join(section(stored.get, sizes).split())
+    gain = gains(found)["depth"]
+    assert gain is not None
+    assert gain[0] == pytest.approx(0.1)
+    assert against_peers(found)["depth"] == (pytest.approx(0.0), False)
+    assert "| depth | the better of going on and starting anew minus our plans | +0.1000 nats |" in (
+        directions_table(stored.get, sizes)
+    )
     copies = arm(stored.get, sizes, "copies").chosen
     assert copies is not None
     assert copies.noise in sizes.noises
@@ -106,14 +135,23 @@ def test_depth_on_two_sizes_counts_every_seed():
         assert started is not None
         assert chosen.lr == QUARTER * started.lr
         assert all(chosen.with_seed(seed) in stored for seed in (0, 1, 2))
-    assert figures(stored.get, Sizes(), LARGER)["over_stack_64"] == "+0.0030"
-    whole = depth_section(stored.get, Sizes(), LARGER)
-    assert "| 0.5000 | " in whole
-    assert "Not run yet" not in whole
+    assert list(over_stack(stored.get, LARGER).values()) == pytest.approx([0.003] * 3)
+    parts = (Sizes(), LARGER)
+    assert "| 0.5000 | " in order_table(stored.get, parts)
+    assert order_table(stored.get, parts).endswith("|  | +0.0030, +0.0030, +0.0030 |")
     for spec in [spec for spec in stored if spec.seed == 2 and spec.method == "copied_readers"]:
         del stored[spec]
-    assert "Not run yet: seed 2." in depth_section(stored.get, Sizes(), LARGER)
-    assert figures(stored.get, Sizes(), LARGER)["over_stack_64"] == "not_run"
+    assert list(over_stack(stored.get, LARGER)) == [0, 1], "every seed that all of them have"
+    assert orders_table(stored.get, ORDER) == ""
+
+
+def test_a_mixture_and_other_orders_are_listed_by_seed():
+    stored: dict[Spec, dict[str, Any]] = {}
+    for sizes in (Sizes(), ORDER, MIXTURE):
+        while (spec := missing(stored.get, sizes)) is not None:
+            stored[spec] = {**invented(spec), "steps": 1000}
+    assert orders_table(stored.get, ORDER).count("\n") == 1 + 1 + len(ORDER.arms)
+    assert mixture_table(stored.get, MIXTURE).count("\n") == 1 + len(MIXTURE.arms)
 
 
 def test_noise_goes_to_copies_alone():

@@ -10,28 +10,30 @@ import torch
 
 import mupscale as mu
 from mupscale.rules.noise_defaults import BEHIND, BEHIND_OF
-from reproduce.frontier import (
-    clock,
-    command,
+from reproduce.growth import clock, command
+from reproduce.growth.book import NOT_RUN, Book, sunk_contest
+from reproduce.growth.methods import METHODS, grow
+from reproduce.growth.page import figures, marked, quoted
+from reproduce.growth.page import new_units as new_units_tables
+from reproduce.growth.page.stored import Stored, stored
+from reproduce.growth.questions import (
+    after,
     exactness,
     midrun,
     new_units,
-    new_units_tables,
     noise_rule,
     order,
-    page,
+    states,
     sunk,
-    tables,
-    text,
     unseen,
+    widths,
 )
-from reproduce.frontier.book import NOT_RUN, Book, sunk_contest
-from reproduce.frontier.grow import grow
-from reproduce.frontier.sizes import HERE, SMOKE
-from reproduce.frontier.spec import Spec, spec_of
-from reproduce.frontier.studies import STUDIES
-from reproduce.frontier.task import made_up, task
-from reproduce.frontier.train import Trainer
+from reproduce.growth.settings import text
+from reproduce.growth.settings.mlp import made_up, task
+from reproduce.growth.sizes import HERE, SMOKE
+from reproduce.growth.spec import Spec, spec_of
+from reproduce.growth.studies import STUDIES
+from reproduce.growth.train import Trainer
 from reproduce.peers import SHRINK
 from reproduce.store import Store
 
@@ -172,23 +174,36 @@ def test_choices_look_at_the_tuning_seed_alone(known):
         assert told[0] == told[1]
 
 
-def test_tables_are_printed_from_a_store(known):
+def stock(spec):
+    """The Llama and the Mixtral, with invented results."""
+    loss = 4.0 - 0.1 * spec.grows + 0.001 * spec.seed
+    noise = {name: {"choose": 4.0} for name in ("before", "after")}
+    return {"held": loss, "choose": loss, "noise": noise, "steps": 100}
+
+
+def test_tables_and_figures_are_printed_from_a_store(known):
     lines: list[str] = []
-    book = Book(known, SMOKE)
-    assert tables.show([book, replace(book, name="text", nats=True)], lines.append) == 0
-    figures = dict(part.split("=") for part in lines[-1].split())
-    names = ["a_gain", "b_gain", "b_from", "c_end", "c_early", "d_regret", "d_nats", "e_worst"]
-    names += ["u_readers", "u_quarter", "u_again", "u_mid_run", "u_kept", "u_nats"]
-    assert list(figures) == names
-    assert figures.pop("e_worst") == NOT_RUN
-    assert NOT_RUN not in figures.values()
-    assert float(figures["b_gain"]) > 0
-    assert figures["b_from"] == "0.25"
+    found = Stored([Book(known, SMOKE)], stock)
+    assert marked.show(found, lines.append) == 0
+    told = dict(part.split("=") for part in lines[-1].split())
+    assert list(told) == [
+        *("settings", "methods", "runs", "quarter", "once", "midrun", "family", "lm_quarter", "lm_once"),
+        *("large_once", "depth_over_peers", "experts_over_peers", "without_sweep"),
+    ]
+    assert {name for name, value in told.items() if value == NOT_RUN} == {
+        *("family", "large_once", "lm_quarter", "lm_once")
+    }
+    book, base = found.books[0], SMOKE.cited_bases[0]
+    ours, copies = book.new_units(base, "copied readers", 1.0), book.sunk(base, "grown to 16", 1.0)
+    assert ours is not None
+    assert copies is not None
+    assert float(told["once"]) == pytest.approx(copies.mean / ours.mean, abs=1e-4)
     recipe, tuned = (book.unseen(name) for name in unseen.NAMES)
     assert recipe is not None
     assert tuned is not None
-    assert float(figures["d_regret"]) == pytest.approx(recipe.mean / tuned.mean - 1, abs=1e-4)
-    assert float(figures["d_nats"]) == pytest.approx(recipe.mean - tuned.mean, abs=1e-4)
+    printed = "\n".join(lines)
+    for name in ("right_width", "after", "state", "untuned", "order", "mixture"):
+        assert f"\n{name}\n| |" in printed.replace("| the peak after growth |", "| |"), name
 
 
 @pytest.mark.parametrize(
@@ -202,6 +217,9 @@ def test_tables_are_printed_from_a_store(known):
         ("b", sunk.ruled(SMOKE, SMOKE.bases[0])[0]),
         ("u", "copied readers"),
         ("u", "new units, moments kept"),
+        ("w", "copied readers"),
+        ("r", "copies, 1, 2"),
+        ("s", "fresh, noise"),
     ],
 )
 def test_a_missing_seed_fails(known, name, without):
@@ -212,31 +230,37 @@ def test_a_missing_seed_fails(known, name, without):
         "a": lambda: midrun.arm(known, SMOKE, without, SMOKE.mid_run[1]),
         "d": lambda: unseen.arm(known, SMOKE, without),
         "u": lambda: new_units.arm(known, SMOKE, base, without, 1.0),
+        "w": lambda: widths.arm(known, SMOKE, SMOKE.ways[0], without),
+        "r": lambda: after.arm(known, SMOKE, without),
+        "s": lambda: states.arm(known, SMOKE, without),
     }[name]()
     assert arm.chosen is not None
     lost = arm.chosen.with_seed(SMOKE.seeds[-1])
     lines: list[str] = []
     book = Book(lambda spec: None if spec == lost else known(spec), SMOKE)
-    assert tables.show([book], lines.append) == 1
+    assert marked.show(Stored([book], stock), lines.append) == 1
     assert any(line.startswith(f"missing: {name}: ") and line.endswith(without) for line in lines)
 
 
 def test_an_empty_store_has_not_run(tmp_path):
     lines: list[str] = []
-    assert tables.show([Book(lambda spec: None, HERE)], lines.append) == 1
-    assert {part.split("=")[1] for part in lines[-1].split()} == {NOT_RUN}
+    assert marked.show(Stored([Book(lambda spec: None, HERE)]), lines.append) == 1
+    told = dict(part.split("=") for part in lines[-1].split())
+    counted = {told.pop(name) for name in ("settings", "methods", "runs")}
+    assert counted == {"0", "1"}
+    assert {part for value in told.values() for part in value.split(",")} == {NOT_RUN}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)  # its work is bounded; the wall clock of a busy machine is not
 def test_the_smoke_run_makes_every_stage(tmp_path, capsys):
     assert command.smoke(tmp_path) == 0
-    assert "c_end=not_run" not in capsys.readouterr().out
+    assert " quarter=not_run" not in capsys.readouterr().out
 
 
 def test_the_sentences_about_optimizer_state_are_what_is_stored():
-    stored = page.books()[0]
-    arms = {name: stored.exactness(name) for name in exactness.cited(HERE)}
+    book = stored().books[0]
+    arms = {name: book.exactness(name) for name in exactness.cited(HERE)}
     means = {name: seen.mean for name, seen in arms.items() if seen is not None}
     noisy = {name: mean for name, mean in means.items() if name.endswith(", noise")}
     assert max(noisy, key=noisy.__getitem__) == "wrong_units, noise"
@@ -335,6 +359,48 @@ def test_only_first_copies_keep_their_moments(tmp_path):
     assert not moments[:, 1::2].any()
 
 
+@pytest.mark.parametrize(("method", "keeps"), [("split", True), ("lemon", True), ("net2wider", False)])
+def test_what_leaves_the_loss_of_the_base(tmp_path, method, keeps):
+    found = trainer(tmp_path)[0].run(grown(method=method, at=0.5))["noise"]
+    gap = abs(found["after"]["train"] - found["before"]["train"])
+    assert (gap < 1e-4) == keeps, gap
+
+
+def test_later_copies_step_further_as_sparkling_has_it(tmp_path):
+    """Control: the same state without the method steps all copies alike."""
+    made, _ = trainer(tmp_path)
+    made.run(NARROW)
+    steps = []
+    for method in ("sparkling", "ours"):
+        run, _ = made._begin(grown(at=0.5, state="asymmetric", method=method))
+        weight = run.model.get_parameter("2.weight")
+        before = weight.detach().clone()
+        made.of(NARROW).step(run, 0, 0)
+        steps.append(weight.detach() - before)
+    faster, usual = steps
+    assert torch.allclose(faster[::2, ::2], usual[::2, ::2], atol=1e-7)
+    assert torch.allclose(faster[1::2], 1.3 * usual[1::2], atol=1e-7)
+    assert bool(usual[1::2].any())
+
+
+def test_every_method_is_found_by_its_file():
+    assert {"ours", "copied_readers", "tiling", "stack", "upcycling", "expert_upcycling"} <= METHODS.keys()
+    for name, method in METHODS.items():
+        assert (method.name, bool(method.source), bool(method.rates)) == (name, True, True)
+    base = Spec(32, 10**9, 2**-7, 0, layers=2)
+    assert (
+        METHODS["stack"].of(base, 5).key == replace(base, layers=4, budget=5, start=base, method="stack").key
+    )
+    assert not METHODS["copied_readers"].published
+    assert METHODS["tiling"].published
+
+
+def test_the_plan_says_what_lacks():
+    lines: list[str] = []
+    assert command.plan(lines.append) == 0
+    assert any(line.startswith("mlp b: ") and " 0 lack" not in line for line in lines)
+
+
 def test_a_run_that_stops_early_has_the_schedule_of_the_whole(tmp_path):
     made, _ = trainer(tmp_path)
     whole, part = (made.run(grown(noise=0.1, at=0.25, stop=stop)) for stop in (1.0, 0.1))
@@ -362,34 +428,63 @@ def test_a_rule_is_judged_between_the_noises_beside_it():
 
 def test_the_rule_is_nearer_to_the_best_noise_than_any_fixed_share():
     """What the pages say; the control is a fixed share, which must not win."""
-    stored = page.books()[0].grown
-    mean = {name: noise_rule.regrets(stored, rule)[0] for name, rule in noise_rule.RULES.items()}
+    grown_so_far = stored().books[0].grown
+    mean = {name: noise_rule.regrets(grown_so_far, rule)[0] for name, rule in noise_rule.RULES.items()}
     (ours,) = (value for name, value in mean.items() if name.endswith("(the rule)"))
     assert ours < min(value for name, value in mean.items() if name.startswith("a fixed"))
 
 
-def test_a_page_that_says_otherwise_than_the_store_is_told(monkeypatch):
-    assert page.differences() == []
-    monkeypatch.setattr(page, "page", lambda: "something else")
-    assert "run python docs/generate.py" in page.differences()[0]
+def test_a_page_that_says_otherwise_than_the_store_is_told(tmp_path):
+    """The pages as they are, then with a figure that is another, then with one that no run accounts for."""
+    found = stored()
+    assert marked.differences() == []
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    for name in ("frontier.md", "growth.md", "experts.md", "../README.md"):
+        (docs / name).write_text((marked.DOCS / name).read_text("utf-8"), "utf-8")
+    assert quoted.unlike(found, docs) == []
+    page = docs / "experts.md"
+    page.write_text(page.read_text("utf-8").replace("0.034", "0.035"), "utf-8")
+    assert "experts.md does not say" in quoted.unlike(found, docs)[0]
+    page = docs / "frontier.md"
+    page.write_text(page.read_text("utf-8") + "\nIt ends 12.3 % below.\n", "utf-8")
+    assert "12.3 %" in quoted.unlike(found, docs)[-1]
+    assert marked.page("<!-- table ranks -->\n<!-- end of table -->", found).count("|") > 10
+
+
+def test_the_default_is_compared_with_the_best_of_the_others(known):
+    """Control: a published method that ends lower takes the place of the best."""
+    base, found = SMOKE.cited_bases[0], Stored([Book(known, SMOKE)], stock)
+    gain = figures.over_the_best(found, found.books[0], base, 1.0)
+
+    def better(spec):
+        result = known(spec)
+        lower = result is not None and spec.method == "tiling"
+        return {**result, **{name: 0.1 * result[name] for name in ("held", "choose")}} if lower else result
+
+    lower = figures.over_the_best(found, Book(better, SMOKE), base, 1.0)
+    assert gain is not None
+    assert lower is not None
+    assert lower[0] < 1
+    assert lower[0] < gain[0]
 
 
 def test_the_readme_says_what_is_stored():
-    stored = page.books()[0]
+    book = stored().books[0]
     base = HERE.cited_bases[0]
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    arms = {name: stored.sunk(base, name, 1.0) for name in sunk.names(HERE, base)}
+    arms = {name: book.sunk(base, name, 1.0) for name in sunk.names(HERE, base)}
     means = {name: seen.mean for name, seen in arms.items() if seen is not None}
     for name in ("grown to 64", "goes on", "scratch 64"):
         assert f"{means[name]:.3f}" in readme, name
-    text = page.books()[1]
+    text = stored().books[1]
     llama = text.sizes.cited_bases[0]
-    cited = {extra: stored.new_units(base, "copied readers", extra) for extra in (0.25, 1.0)}
+    cited = {extra: book.new_units(base, "copied readers", extra) for extra in (0.25, 1.0)}
     others = (text.new_units(llama, "copied readers", 1.0), text.sunk(llama, "goes on", 1.0))
-    for seen in (*cited.values(), *others, stored.sunk(base, "goes on", 0.25)):
+    for seen in (*cited.values(), *others, book.sunk(base, "goes on", 0.25)):
         assert seen is not None
         assert f"{seen.mean:.3f}" in readme, seen
-    quarter = sunk_contest(stored, base, 0.25)
+    quarter = sunk_contest(book, base, 0.25)
     assert quarter is not None
     assert not quarter[1], "with a quarter growing gains nothing"
     assert means["grown to 128"] > means["grown to 64"], "four times the width gains less"

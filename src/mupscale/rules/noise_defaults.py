@@ -14,7 +14,7 @@ WAKE = 1.0
 no copy: readers of a new block that are random have the size of those of its neighbour."""
 STEPS_OF_ALL = 4000
 """Steps that make up for noise that costs all that was learned. On stored runs 2,000 and 4,000 come nearer to the best
-noise than 8,000 and than any fixed share (`python -m reproduce.frontier --stage print`); 4,000 is the more cautious."""
+noise than 8,000 and than any fixed share (`python -m reproduce.growth --stage print`); 4,000 is the more cautious."""
 MOST_RISE = 1.0
 """The largest share that is asked for where none is given: with it the loss is that of a model that has learned nothing.
 Small models that had stopped learning gained up to 5 % more with two or three times as much; nothing larger was tried."""
@@ -23,7 +23,7 @@ LARGEST_T = 1.0
 
 BEHIND, BEHIND_OF = 1220, 1435
 """How many steps a stock Llama on text that was grown from width 32 to 64 by copies and noise is behind its base, and of how many. The
-base goes on with as many FLOPs, and both are finished and tuned (`python -m reproduce.frontier --stage print`)."""
+base goes on with as many FLOPs, and both are finished and tuned (`python -m reproduce.growth --stage print`)."""
 NOT_SOON = (
     f"by copies and noise, behind the base for about {BEHIND:,} of {BEHIND_OF:,} steps in the nearest measured case, at equal FLOPs "
     "(a Llama on text, width 32 to 64)"

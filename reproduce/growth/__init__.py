@@ -1,0 +1,1 @@
+"""Ways of growing on one bench: decayed schedules, tuned rates, equal FLOPs and paired seeds. See `methods/` to add one."""

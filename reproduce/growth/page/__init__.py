@@ -1,0 +1,1 @@
+"""What is stored as tables, as one line of figures, and as a check of what the pages say."""
