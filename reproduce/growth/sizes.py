@@ -189,7 +189,8 @@ IMAGES = Sizes(
     cited_new_units=True,
 )
 SMOKE = Sizes(
-    unit=20_000_000,
+    unit=14_000_000,
+    ks=(2,),
     reference=4,
     bases=(Finished(8, 4),),
     narrow=8,
