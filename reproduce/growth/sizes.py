@@ -124,7 +124,6 @@ HERE = Sizes(
     cited_unseen=True,
     cited_mid_run=(8, 16),
     cited_new_units=True,
-    rates_after=("new units",),
     cited_paired=("r", "w"),
 )
 STEP_LLAMA = 207_618_048
