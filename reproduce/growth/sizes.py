@@ -124,7 +124,6 @@ HERE = Sizes(
     cited_unseen=True,
     cited_mid_run=(8, 16),
     cited_new_units=True,
-    rates_after=("new units",),
     cited_paired=("r", "w"),
 )
 STEP_LLAMA = 207_618_048
@@ -189,7 +188,8 @@ IMAGES = Sizes(
     cited_new_units=True,
 )
 SMOKE = Sizes(
-    unit=20_000_000,
+    unit=14_000_000,
+    ks=(2,),
     reference=4,
     bases=(Finished(8, 4),),
     narrow=8,

@@ -138,7 +138,7 @@ def _state(stored: Stored) -> Iterator[str]:
     text = stored.books[1]
     carried, fresh = (repairs.state_ends(text, f"{state}, noise") for state in ("carried", "fresh"))
     apart = [f"{carried[seed] - fresh[seed]:.3f}" for seed in sorted(carried.keys() & fresh.keys())]
-    yield f"carried state ends {' and '.join(apart)} nats above an empty one"
+    yield f"carried state ends {', '.join(apart[:-1])} and {apart[-1]} nats above an empty one"
     yield from _after(mlp)
 
 
