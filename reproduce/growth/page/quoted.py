@@ -190,11 +190,7 @@ def _stock(stored: Stored) -> Iterator[Quote]:
     yield page, f"on every seed within {max(apart):.4f} nats"
     rises, ends = _deep(stored)
     yield page, f"that of G_stack rises by {rises['stack']:.3f}"
-    yield "growth.md", f"stack order ends at {ends['stacked']:.3f} nats"
-    yield "growth.md", f"rises by {rises['stack']:.3f} first and ends at {ends['stack']:.3f}"
-    yield "growth.md", f"LLaMA Pro at {ends['llama_pro']:.3f}"
-    on, between = _mean(found["goes on"]), _mean(found["deeper"])
-    yield "growth.md", f"random readers at {between:.3f}, and the base that goes on at {on:.3f}"
+    yield "growth.md", f"ends within {max(apart):.3f} nats of it"
     yield from _mixture(stored)
 
 
@@ -222,12 +218,12 @@ def _mixture(stored: Stored) -> Iterator[Quote]:
         "frontier.md",
         f"{first} and {second} nats below Expert Upcycling, whose loss rises by {rise:.2f} at growth",
     )
-    yield "experts.md", f"this way ends lowest on both seeds: {min(on):.3f} nats below the base that goes on"
+    yield "growth.md", f"this way ends lowest on both seeds: {min(on):.3f} nats below the base that goes on"
     yield (
-        "experts.md",
-        f"{first} and {second} below Expert Upcycling, whose loss rises by {rise:.2f} at growth",
+        "growth.md",
+        f"{first} and {second} below Expert Upcycling, whose loss rises by {rise:.2f} first",
     )
     yield (
-        "experts.md",
-        f"and {doubled[0]:.3f} and {doubled[1]:.3f} below twice the experts and twice the top-k",
+        "growth.md",
+        f"and {doubled[0]:.3f} and {doubled[1]:.3f} below twice the experts and top-k",
     )
