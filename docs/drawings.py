@@ -19,6 +19,7 @@ from mupscale.plans import TensorPlan
 from mupscale.rules import Axis, rule_for
 from mupscale.rules.optimizer_rule import decay_factor
 from reproduce.growth.book import Book, Seen
+from reproduce.growth.methods.method import OURS
 from reproduce.growth.page.bench import listed
 from reproduce.growth.page.new_units import chosen
 from reproduce.growth.page.stored import stored
@@ -296,10 +297,14 @@ def _panel(drawing: Drawing, left: float, told: str, arms: Mapping[float, Mappin
 def text_methods() -> Drawing:
     """Every method that has been run on the finished Llama, by where it ends."""
     found = stored()
-    rows = [(f"{label} ({kind})", one) for kind, label, _, _, one in listed(found) if one is not None]
+    rows = [
+        (f"{label} ({kind})", one, NEW if source.startswith(OURS) else GROWN[0])
+        for kind, label, source, _, one in listed(found)
+        if one is not None
+    ]
     text = found.books[1]
     on = text.sunk(text.sizes.bases[0], "goes on", 1.0)
-    rows = sorted([*rows, ("the base goes on", on)] if on else rows, key=lambda row: row[1].mean)
+    rows = sorted([*rows, ("the base goes on", on, ON)] if on else rows, key=lambda row: row[1].mean)
     return _ends("A finished Llama with as many FLOPs again: held-out loss", rows, 540)
 
 
@@ -312,7 +317,7 @@ def right_width() -> Drawing:
         (name if "through" in name else f"{way.narrow} grown by {name}", mlp.paired(made))
         for name, made in arms.items()
     ]
-    rows = [(name, one) for name, one in ends if one is not None]
+    rows = [(name, one, ON if "through" in name else NEW) for name, one in ends if one is not None]
     return _ends(f"One budget of {way.units} units for everything: held-out loss", rows, 250)
 
 
@@ -327,14 +332,14 @@ def rate_after() -> Drawing:
         )
         for name, (way, before, factor) in names.items()
     ]
-    rows = [(name, one) for name, one in ends if one is not None]
+    rows = [(name, one, NEW if name.startswith("new") else GROWN[0]) for name, one in ends if one is not None]
     return _ends("The peak after growth, over the base's own: held-out loss", rows, 290)
 
 
-def _ends(title: str, rows: Sequence[tuple[str, Seen]], left: int) -> Drawing:
-    """A line for each arm: a dot at its mean, and a bar that spans the seeds."""
-    low = min(min(one.values) for _, one in rows)
-    high = max(max(one.values) for _, one in rows)
+def _ends(title: str, rows: Sequence[tuple[str, Seen, str]], left: int) -> Drawing:
+    """A line for each arm, in its colour: a dot at its mean, and a bar that spans the seeds."""
+    low = min(min(one.values) for _, one, _ in rows)
+    high = max(max(one.values) for _, one, _ in rows)
     wide, bottom = 330, 62 + 26 * len(rows)
     drawing = Drawing(left + wide + 50, bottom + 44, title)
     drawing.say(20, 34, title, at="start", bold=True, size=16)
@@ -345,15 +350,8 @@ def _ends(title: str, rows: Sequence[tuple[str, Seen]], left: int) -> Drawing:
     for tick in (low, (low * high) ** 0.5, high):
         drawing.line(x(tick), 52, x(tick), bottom, ink="#e3e0d8", width=1)
         drawing.say(x(tick), bottom + 24, f"{tick:.3f}", ink=FAINT)
-    for i, (name, one) in enumerate(rows):
+    for i, (name, one, ink) in enumerate(rows):
         y = 68 + 26 * i
-        ink = (
-            NEW
-            if one.chosen.method in ("new_units", "copied_readers")
-            else GROWN[0]
-            if one.chosen.grows
-            else ON
-        )
         drawing.say(20, y + 5, name, at="start")
         drawing.line(x(min(one.values)), y, x(max(one.values)), y, ink, width=4)
         drawing.dot(x(one.mean), y, ink)

@@ -188,19 +188,10 @@ def _stock(stored: Stored) -> Iterator[Quote]:
         abs(v) for sizes in (stored.dense, stored.larger) for v in over_stack(stored.known, sizes).values()
     ]
     yield page, f"on every seed within {max(apart):.4f} nats"
-    rises, ends = _deep(stored)
-    yield page, f"that of G_stack rises by {rises['stack']:.3f}"
+    rise = fmean(rise for rise, _ in deep(stored.known, stored.dense)["stack"].values())
+    yield page, f"that of G_stack rises by {rise:.3f}"
     yield "growth.md", f"ends within {max(apart):.3f} nats of it"
     yield from _mixture(stored)
-
-
-def _deep(stored: Stored) -> tuple[dict[str, float], dict[str, float]]:
-    """By way of doubling the layers: the mean rise at growth, and the mean end."""
-    told = deep(stored.known, stored.dense)
-    parts = {name: list(zip(*by_seed.values(), strict=True)) for name, by_seed in told.items()}
-    return tuple(  # type: ignore[return-value]
-        {name: fmean(each[i]) for name, each in parts.items()} for i in (0, 1)
-    )
 
 
 def _mixture(stored: Stored) -> Iterator[Quote]:
