@@ -495,7 +495,9 @@ BESIDE: dict[str, tuple[dict[str, Any], str, str, bool]] = {
 @pytest.mark.parametrize("case", BESIDE)
 def test_more_experts_beside_other_parts(case):
     fields, k, to, parted = BESIDE[case]
-    found = prove(family_plan({**MIXTURE, **fields}, k, to=to or None, by="units"), steps=3)
+    base = fields if fields.keys() & {"num_experts", "n_routed_experts"} else {**MIXTURE, **fields}
+    data = {**SIZES, "num_experts_per_tok": 2, **base}
+    found = prove(family_plan(data, k, to=to or None, by="units"), steps=3)
     seen = found.evidence
     assert found.plan.parts_tokens is parted
     assert max(seen.worst_gradient, seen.worst_step) < 1e-9 < 1e-3 < seen.control
