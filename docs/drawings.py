@@ -332,8 +332,10 @@ def rate_after() -> Drawing:
         )
         for name, (way, before, factor) in names.items()
     ]
-    rows = [(name, one, NEW if name.startswith("new") else GROWN[0]) for name, one in ends if one is not None]
-    return _ends("The peak after growth, over the base's own: held-out loss", rows, 290)
+    rows = [
+        (name, one, GROWN[0] if name.startswith("copies") else NEW) for name, one in ends if one is not None
+    ]
+    return _ends("The peak after growth, over the base's own: held-out loss", rows, 400)
 
 
 def _ends(title: str, rows: Sequence[tuple[str, Seen, str]], left: int) -> Drawing:
