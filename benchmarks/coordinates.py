@@ -2,7 +2,7 @@
 
 A fresh model takes four steps on one batch; the figure is the change of every module's output and of the
 logits on that batch, averaged over seeds, and its slope against width on a log-log scale. Initialisation and
-learning rates come from `mu.init_` and `mu.param_groups`, with constants written at the reference. Next to
+learning rates come from `mu.init_weights_` and `mu.param_groups`, with constants written at the reference. Next to
 them stands the control: PyTorch's defaults, that is, the model as it is built at every width (the readout's
 size falls with the root of the width, as everywhere) and one learning rate for all tensors and widths.
 
@@ -147,7 +147,7 @@ def draw(found: Mapping[Check, mu.diagnostics.Coordinates], path: Path) -> None:
                 label=None if module else f"{check.family}, {check.optimizer}",
             )
     for panel, title in zip(
-        panels, ("μP: init_ and param_groups", "control: PyTorch's defaults"), strict=True
+        panels, ("μP: init_weights_ and param_groups", "control: PyTorch's defaults"), strict=True
     ):
         panel.set(xscale="log", yscale="log", xlabel="width", title=title)
         panel.set_xticks(check.widths, [str(width) for width in check.widths])

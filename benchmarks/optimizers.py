@@ -204,7 +204,7 @@ def quantised(name: str) -> tuple[float, float] | None:
         return None
     copy = mu.grow(model, lambda: network(160)).model
     assert wide.plan is not None
-    fresh = mu.Run(copy, mu.trainers.optimizer_for(copy, wide.plan, name, lr=3e-3, rules=WRITTEN_RULES))
+    fresh = mu.Run(copy, mu.trainers.optimizer_in_units(copy, wide.plan, name, lr=3e-3, rules=WRITTEN_RULES))
     losses = [(stepped(base), stepped(wide), stepped(fresh)) for _ in range(20)]
     carried, anew = (largest(abs(of[i] / of[0] - 1) for of in losses) for i in (1, 2))
     return carried, anew

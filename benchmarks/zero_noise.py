@@ -44,7 +44,7 @@ def certify(setup_name: str, case_name: str, clipped: bool) -> Result:
         def clip(model: nn.Module) -> Tensor:
             if plain:
                 return nn.utils.clip_grad_norm_(model.parameters(), bound)
-            return mu.diagnostics.clip_grad_norm_(model, run, max_norm=bound)
+            return mu.trainers.clip_grad_norm_(model, run, max_norm=bound)
 
         loss = setup.sign * case.loss(run.model, setup.warm + i)
         step(run, loss, clip if clipped else None)

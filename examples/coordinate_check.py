@@ -29,9 +29,9 @@ def with_mup(width: int, seed: int) -> mu.Run:
     torch.manual_seed(seed)
     plan = mu.plans.plan_between(make, REFERENCE, width)
     model = make(width)
-    mu.init_(model, plan, std=make(REFERENCE), seed=seed)
+    mu.init_weights_(model, plan, std=make(REFERENCE), seed=seed)
     optimizer = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=RATE, eps=1e-6))
-    mu.clip_(optimizer, plan, model=model, max_norm=1.0)
+    mu.clip_before_step_(optimizer, plan, model=model, max_norm=1.0)
     return mu.Run(model, optimizer)
 
 

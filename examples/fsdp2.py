@@ -35,7 +35,7 @@ def sharded(n: int, since: mu.Plan) -> mu.Run:
         fully_shard(part)
     groups = mu.param_groups(model, since, torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
     optimizer = torch.optim.AdamW(groups)
-    mu.clip_(optimizer, since, model=model, max_norm=0.5)  # the same clip at every width
+    mu.clip_before_step_(optimizer, since, model=model, max_norm=0.5)  # the same clip at every width
     return mu.Run(model, optimizer)
 
 
@@ -60,7 +60,7 @@ torch.manual_seed(0)  # every rank measures the same sizes at the reference
 itself, plan = mu.plans.plan_between(make, 32, 32), mu.plans.plan_between(make, 32, 96)
 base = sharded(32, itself)
 base.model.to_empty(device="cpu")
-mu.init_(base.model, itself, std=make(32), seed=0)
+mu.init_weights_(base.model, itself, std=make(32), seed=0)
 train(base, range(30))
 folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
 dist.broadcast_object_list(folder)

@@ -2,7 +2,7 @@
 
 A small perceptron is trained with AdamW, decay and clipping by a norm: by accelerate (`fsdp_version=2`) and by Lightning
 (`ModelParallelStrategy`). From the checkpoint in the middle, jobs of twice the width start through `load_grown_`, without
-noise. In Lightning one of them clips in the engine's own hook and one with `mu.clip_`. The controls start in the same way and
+noise. In Lightning one of them clips in the engine's own hook and one with `mu.clip_before_step_`. The controls start in the same way and
 then continue with the engine's own groups and norm, or without clipping. One rank of all jobs of an engine:
 
     torchrun … harness/engines.py --worker ENGINE FOLDER
@@ -119,7 +119,7 @@ class AccelerateJobs:
     def go_on(self, model: Any, optimizer: Any) -> list[float]:
         """Load the optimizer state with the weights, and train to the end in units."""
         mu.load_grown_(self.checkpoint, mu.Run(model, optimizer.optimizer), plan=self.plan)
-        mu.clip_(optimizer.optimizer, self.plan, model=model, max_norm=CLIP)
+        mu.clip_before_step_(optimizer.optimizer, self.plan, model=model, max_norm=CLIP)
         return self.train(model, optimizer, range(STOP, END), own_norm=False)
 
     def base(self) -> list[float]:
@@ -215,7 +215,7 @@ def run_lightning(folder: Path) -> Curves:
             return optimizer.optimizer
 
         def configure_gradient_clipping(self, *_: Any, **given: Any) -> None:
-            mu.diagnostics.clip_grad_norm_(self.model, plan, max_norm=CLIP)
+            mu.trainers.clip_grad_norm_(self.model, plan, max_norm=CLIP)
 
     class Plain(Wide):
         configure_optimizers = Base.configure_optimizers
@@ -233,7 +233,7 @@ def run_lightning(folder: Path) -> Curves:
     class Hooked(Unclipped):
         def on_train_start(self) -> None:
             super().on_train_start()
-            mu.clip_(self.inner_optimizer(), plan, model=self.model, max_norm=CLIP)
+            mu.clip_before_step_(self.inner_optimizer(), plan, model=self.model, max_norm=CLIP)
 
     def fit(module: Base) -> list[float]:
         trainer = lightning.Trainer(

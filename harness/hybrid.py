@@ -69,7 +69,7 @@ def begun(sizes: GPT2Sizes, loss_of: Loss) -> mu.Run:
     torch.manual_seed(0)
     model = GPT2(sizes)
     run = mu.Run(model, nanochat(model))
-    mu.clip_(run.optimizers, run, max_norm=0.5)
+    mu.clip_before_step_(run.optimizers, run, max_norm=0.5)
     train(run, loss_of, range(GROWN_AT))
     return run
 

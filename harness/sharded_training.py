@@ -100,7 +100,7 @@ def base_run(layout: str, kind: str, dtype: torch.dtype) -> mu.Run:
     torch.manual_seed(0)
     model = shard(Net(BASE).to(device(), dtype), layout)
     run = mu.Run(model, optimizers(model, kind), steps=WARM)
-    mu.clip_(run.optimizers, run, model=model, max_norm=LIMIT)
+    mu.clip_before_step_(run.optimizers, run, model=model, max_norm=LIMIT)
     for i in range(WARM):
         train_step(run, i)
     return run
@@ -191,7 +191,7 @@ def compare(
                 for group in optimizer.param_groups:
                     group |= ADAMW
         since = mu.Run(wide.model) if wrong == "clipping" else plan
-        mu.clip_(wide.optimizers, since, model=wide.model, max_norm=LIMIT)
+        mu.clip_before_step_(wide.optimizers, since, model=wide.model, max_norm=LIMIT)
         worst, least = side_by_side(base, wide, steps)
     name = str(dtype).removeprefix("torch.")
     return Row(dist.get_world_size(), layout, kind, name, wrong, worst, least)
@@ -208,6 +208,6 @@ def collectives_per_clip() -> int:
         run.model(torch.arange(TOKENS)).square().mean().backward()
         mode = CommDebugMode()  # type: ignore[no-untyped-call]
         with mode:
-            mu.diagnostics.clip_grad_norm_(run.model, plan, max_norm=LIMIT)
+            mu.trainers.clip_grad_norm_(run.model, plan, max_norm=LIMIT)
         counts.append(int(mode.get_total_counts()))
     return max(counts)

@@ -115,7 +115,7 @@ class Family:
         torch.manual_seed(seed)
         with torch.device("meta"):
             empty = self.make(width)
-        model = mu.init_(empty.to_empty(device="cpu"), plan, std=self.make(reference), seed=seed)
+        model = mu.init_weights_(empty.to_empty(device="cpu"), plan, std=self.make(reference), seed=seed)
         return model, plan
 
     def loss(self, model: nn.Module, seed: int = 0) -> Tensor:

@@ -63,7 +63,7 @@ class Setting:
         since = self.plan(self.reference, width) if mup and width != self.reference else None
         if since is not None:
             torch.manual_seed(seed)
-            mu.init_(model, since, std=self.build(self.reference), seed=seed)
+            mu.init_weights_(model, since, std=self.build(self.reference), seed=seed)
         model = model.to(self.device)
         groups = mu.param_groups(model, mu.Run(model, since=since), self.optimizer, lr=lr, **self.constants)
         make: Any = self.optimizer
@@ -109,7 +109,7 @@ class Setting:
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         if self.clip is not None:
-            mu.diagnostics.clip_grad_norm_(run.model, run, max_norm=self.clip)
+            mu.trainers.clip_grad_norm_(run.model, run, max_norm=self.clip)
         for optimizer in run.optimizers:
             optimizer.step()
         return total

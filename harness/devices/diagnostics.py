@@ -111,9 +111,9 @@ def coordinate_check(device: Device) -> Any:
             mlp(width).to(device),
             mlp(16).to(device),
         )
-        mu.init_(model, plan, std=reference, seed=seed)
+        mu.init_weights_(model, plan, std=reference, seed=seed)
         optimizer = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=1e-2))
-        mu.clip_(optimizer, plan, model=model, max_norm=1.0)
+        mu.clip_before_step_(optimizer, plan, model=model, max_norm=1.0)
         return mu.Run(model, optimizer)
 
     step = stepping(lambda m: (m(x) - 1).square().mean())
@@ -136,7 +136,7 @@ def gradient_identity(device: Device) -> Any:
 @case
 def clip_by_norm(device: Device) -> Any:
     base = trained(device)
-    mu.clip_(base.run.optimizer, base.run, max_norm=0.05)
+    mu.clip_before_step_(base.run.optimizer, base.run, max_norm=0.05)
     base.steps(base.run, 1)
     grown = mu.grow(base.run, lambda: mlp(32))
     return grown, base.steps(grown, 3)
@@ -145,7 +145,7 @@ def clip_by_norm(device: Device) -> Any:
 @case
 def clip_by_value_verified(device: Device) -> Any:
     base = trained(device)
-    mu.clip_(base.run.optimizer, base.run, max_value=0.01)
+    mu.clip_before_step_(base.run.optimizer, base.run, max_value=0.01)
     return mu.verify(base.run, lambda: mlp(32), step=base.step).holds
 
 
@@ -154,7 +154,7 @@ def _initialised(device: Device, std: Any) -> nn.Module:
         plan = mu.plans.plan_between(mlp, 16, 64)
         torch.manual_seed(0)
         model = mlp(64).to(device)
-    mu.init_(model, plan, std=std, seed=1)
+    mu.init_weights_(model, plan, std=std, seed=1)
     return model
 
 
@@ -196,11 +196,13 @@ def param_groups(device: Device) -> Any:
 
 
 @case
-def optimizer_for(device: Device) -> Any:
+def optimizer_in_units(device: Device) -> Any:
     base = trained(device)
     grown = mu.grow(base.run.model, lambda: mlp(32))
-    optimizer = mu.trainers.optimizer_for(grown.model, grown, torch.optim.AdamW, lr=1e-3, weight_decay=0.1)
-    mu.clip_(optimizer, grown, max_norm=1.0)
+    optimizer = mu.trainers.optimizer_in_units(
+        grown.model, grown, torch.optim.AdamW, lr=1e-3, weight_decay=0.1
+    )
+    mu.clip_before_step_(optimizer, grown, max_norm=1.0)
     run = mu.Run(grown.model, optimizer)
     return run, base.steps(run, 3)
 

@@ -138,5 +138,5 @@ def embedding_with_a_padding_row(device: Device) -> Any:
     with torch.device("cpu"):
         plan = mu.plans.plan_between(Embedded, 8, 16, example_inputs=(torch.arange(TOKENS)[None],))
         model = Embedded(16).to(device)
-    mu.init_(model, plan, std={"*": 0.1}, seed=1)
+    mu.init_weights_(model, plan, std={"*": 0.1}, seed=1)
     return model

@@ -279,7 +279,7 @@ def init_from_a_model(device: Device) -> Any:
         torch.manual_seed(0)
         reference, model = mlp(16).to(device), mlp(64).to(device)
     with as_default(device):
-        mu.init_(model, mu.plans.plan_between(mlp, 16, 64), std=reference, seed=1)
+        mu.init_weights_(model, mu.plans.plan_between(mlp, 16, 64), std=reference, seed=1)
     return model
 
 
@@ -318,6 +318,6 @@ def symmetry_and_noise_shares(device: Device) -> Any:
 def clip(device: Device) -> Any:
     with as_default(device):
         base = trained(device)
-        mu.clip_(base.run.optimizer, base.run, max_norm=0.05)
+        mu.clip_before_step_(base.run.optimizer, base.run, max_norm=0.05)
         grown = mu.grow(base.run, wide)
         return grown, base.steps(grown, 1)

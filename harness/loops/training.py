@@ -53,7 +53,7 @@ def autocast_and_scaler() -> Pair:
 
 @situation(Exact())
 def clipped_by_torch_in_the_base_and_by_clip_in_the_wide_run() -> Pair:
-    """`clip_` bounds the norm that the base's own clip_grad_norm_ bounds."""
+    """`clip_before_step_` bounds the norm that the base's own clip_grad_norm_ bounds."""
 
     def clipped(run: mu.Run, number: int) -> Tensor:
         found = loss(run.model, number)
@@ -61,22 +61,22 @@ def clipped_by_torch_in_the_base_and_by_clip_in_the_wide_run() -> Pair:
         return found.detach()
 
     pair = grown(trained(step=clipped), step=clipped)
-    mu.clip_(pair.wide.optimizer, pair.wide, max_norm=0.05)
+    mu.clip_before_step_(pair.wide.optimizer, pair.wide, max_norm=0.05)
     return Pair(pair.base, pair.wide, clipped, step)
 
 
 @situation(Exact())
 def clipped_before_growth() -> Pair:
-    """`clip_` on the base is carried."""
+    """`clip_before_step_` on the base is carried."""
     run = trained()
-    mu.clip_(run.optimizer, run, max_norm=0.05)
+    mu.clip_before_step_(run.optimizer, run, max_norm=0.05)
     return grown(after(run))
 
 
 @situation(Exact())
 def values_clipped_before_growth() -> Pair:
     run = trained()
-    mu.clip_(run.optimizer, run, max_value=1e-3)
+    mu.clip_before_step_(run.optimizer, run, max_value=1e-3)
     return grown(after(run))
 
 
@@ -108,7 +108,7 @@ def clipped_with_a_closure() -> Pair:
         return found.detach()
 
     pair = grown(trained(optimizer=sgd, step=by_hand))
-    mu.clip_(pair.wide.optimizer, pair.wide, max_norm=0.01)
+    mu.clip_before_step_(pair.wide.optimizer, pair.wide, max_norm=0.01)
     return Pair(pair.base, pair.wide, by_hand, by_closure)
 
 
@@ -153,7 +153,7 @@ def clipped_optimizers_that_step_in_turn() -> Pair:
     torch.manual_seed(0)
     model = Net(BASE)
     run = mu.Run(model, halves(model))
-    mu.clip_(run.optimizers, run, max_norm=0.01)
+    mu.clip_before_step_(run.optimizers, run, max_norm=0.01)
     return Pair(base, grown(after(run, in_turn)).wide, in_turn_by_hand, in_turn)
 
 

@@ -20,7 +20,7 @@ from mupscale.planning.infer import plan_between
 from mupscale.runs.run import Run
 from mupscale.tensors.devices import on_cpu
 from mupscale.training.grow.upscale import upscale
-from mupscale.training.start.init import init_
+from mupscale.training.start.init import init_weights_
 from mupscale.training.units.groups import param_groups
 
 from .schedule import Schedule
@@ -73,7 +73,7 @@ def train_model(
     model = make(n)
     plan = plan_between(make, 1, n)
     names = [name for name, _ in model.named_parameters()]
-    init_(model, plan, std=dict(zip(names, map(float, sigma), strict=True)), seed=seed)
+    init_weights_(model, plan, std=dict(zip(names, map(float, sigma), strict=True)), seed=seed)
     optimizer = torch.optim.SGD(param_groups(model, plan, torch.optim.SGD, lr=schedule.rate))
     run = Run(model, optimizer, since=plan)
     values = _values("layer", model, n) if keep_values else {}

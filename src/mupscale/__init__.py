@@ -47,8 +47,8 @@ if _typing.TYPE_CHECKING:
     from .training.rates.reference import set_lr_ as set_lr_
     from .training.rates.rewarm import rewarm_ as rewarm_
     from .training.rates.schedules import GrowthSchedule as GrowthSchedule
-    from .training.start.init import init_ as init_
-    from .training.units.clip import clip_ as clip_
+    from .training.start.init import init_weights_ as init_weights_
+    from .training.units.clip import clip_before_step_ as clip_before_step_
     from .training.units.groups import param_groups as param_groups
     from .training.units.stepping import step_in_units_ as step_in_units_
 

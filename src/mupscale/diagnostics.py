@@ -1,4 +1,4 @@
-"""Measurements of a run: norms and clipping at the reference, symmetry of copies, what is awake, noise, coordinates, certificates."""
+"""Measurements of a run: norms at the reference, symmetry of copies, what is awake, noise, coordinates, certificates."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from .runs.provenance import Growth as Growth  # not listed
     from .runs.provenance import Provenance as Provenance  # not listed
     from .sharded.verify import verify_sharded as verify_sharded
-    from .studies.report.report import report as report
     from .trainers.going_on import read_provenance as read_provenance
     from .training.check.coordinates import Coordinates as Coordinates  # not listed
     from .training.check.coordinates import coordinate_check as coordinate_check
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from .training.check.symmetry import noise_shares as noise_shares
     from .training.check.symmetry import symmetry as symmetry
     from .training.rates.reference import reference_lr as reference_lr
-    from .training.units.clip import clip_grad_norm_ as clip_grad_norm_
     from .training.units.clip import grad_norm as grad_norm
 
-__getattr__ = exported(__name__, {"report": "tune"})
+__getattr__ = exported(__name__)

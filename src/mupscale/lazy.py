@@ -18,6 +18,26 @@ from .extras import needs
 Lookup = Callable[[str], Any]
 _EXPORT = re.compile(r"^    from (\.[.\w]*) import (\w+) as \2(  # not listed)?$", re.MULTILINE)
 """One line of a namespace's block for type checkers: the module, the name, and whether it is left out of lists."""
+EARLIER = {
+    "mupscale.widen": "mupscale.grow",
+    "mupscale.load_wide": "mupscale.load_grown_",
+    "mupscale.widen_state_dict": "mupscale.trainers.grow_state_dict",
+    "mupscale.widen_optimizer_state_dict": "mupscale.trainers.grow_optimizer_state_dict",
+    "mupscale.optimizer_for": "mupscale.trainers.optimizer_in_units",
+    "mupscale.clip_": "mupscale.clip_before_step_",
+    "mupscale.init_": "mupscale.init_weights_",
+    "mupscale.plan_between": "mupscale.plans.plan_between",
+    "mupscale.Recipe": "mupscale.studies.Recipe",
+    "mupscale.advise": "mupscale.budgets.advise",
+    "mupscale.trainers.widen_lightning_checkpoint": "mupscale.trainers.grow_lightning_checkpoint",
+    "mupscale.trainers.narrow_state_dict": "mupscale.narrow",
+    "mupscale.trainers.narrow_optimizer_state_dict": "mupscale.narrow",
+    "mupscale.diagnostics.noise_report": "mupscale.diagnostics.noise_shares",
+    "mupscale.diagnostics.clip_grad_norm_": "mupscale.trainers.clip_grad_norm_",
+    "mupscale.diagnostics.clip_grad_value_": "mupscale.clip_before_step_",
+    "mupscale.diagnostics.report": "mupscale.studies.write_report",
+}
+"""Names of version 0.2.0, and what they are called now; the error about a missing name says it."""
 
 
 def exported(namespace: str, extras: Mapping[str, str] | None = None) -> Lookup:
@@ -30,6 +50,9 @@ def exported(namespace: str, extras: Mapping[str, str] | None = None) -> Lookup:
 
     >>> exported("mupscale.rules")("Axis").__module__
     'mupscale.rules.axes'
+    >>> exported("mupscale")("widen")
+    Traceback (most recent call last):
+    AttributeError: module 'mupscale' has no attribute 'widen'; since version 0.3 it is mupscale.grow
     """
     module: Any = sys.modules[namespace]
     lines = _EXPORT.findall(module.__loader__.get_source(namespace))
@@ -40,7 +63,9 @@ def exported(namespace: str, extras: Mapping[str, str] | None = None) -> Lookup:
 
     def look(name: str) -> Any:
         if name not in places:
-            raise AttributeError(f"module {namespace!r} has no attribute {name!r}")
+            now = EARLIER.get(f"{namespace}.{name}")
+            renamed = f"; since version 0.3 it is {now}" if now else ""
+            raise AttributeError(f"module {namespace!r} has no attribute {name!r}{renamed}")
         if places[name] == ".":
             return import_module(f".{name}", module.__package__)
         extra = (extras or {}).get(name)

@@ -93,11 +93,11 @@ def test_an_adapter_learns_as_at_the_base_when_the_rate_of_its_first_half_is_div
 def test_adapters_have_no_units(wide):
     model = adapted(wide)
     error = refusal(
-        lambda: mu.trainers.optimizer_for(model, wide, torch.optim.AdamW, lr=1e-3), "model.has_adapters"
+        lambda: mu.trainers.optimizer_in_units(model, wide, torch.optim.AdamW, lr=1e-3), "model.has_adapters"
     )
     assert len(error.faults) == 1
     merged = model.merge_and_unload().requires_grad_(True)  # PEFT has frozen them
-    assert mu.trainers.optimizer_for(merged, wide, torch.optim.AdamW, lr=1e-3), (
+    assert mu.trainers.optimizer_in_units(merged, wide, torch.optim.AdamW, lr=1e-3), (
         "and after the other remedy they have"
     )
 

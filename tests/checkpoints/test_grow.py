@@ -292,7 +292,7 @@ def test_a_grown_model_that_was_saved_without_its_record_is_recognised(wide, tmp
         assert "[growth.record_lost]" in capsys.readouterr().err
     make = lambda: transformers.LlamaForCausalLM.from_pretrained(wide)  # noqa: E731
     with refused("growth.record_missing", where=str(again)):
-        mu.trainers.optimizer_for(make(), again, torch.optim.AdamW, lr=1e-3)
+        mu.trainers.optimizer_in_units(make(), again, torch.optim.AdamW, lr=1e-3)
     told = json.loads((again / "config.json").read_text())
     shutil.copy(wide / "mupscale.json", again)
     assert main(grow) == 0, "the first remedy works"

@@ -133,7 +133,7 @@ def test_a_sentence_model_trains_in_units_with_its_dense_layer(tmp_path):
     kind: Any = torch.optim.AdamW
     constants: Any = {"lr": 3e-3, "eps": 1e-6, "weight_decay": 0.1}
     plain = trained(base, lambda model: kind(model.parameters(), **constants))
-    units = trained(wide, lambda model: mu.trainers.optimizer_for(model, wide, kind, **constants))
+    units = trained(wide, lambda model: mu.trainers.optimizer_in_units(model, wide, kind, **constants))
     assert difference(units, plain) < SINGLE
     control = trained(wide, lambda model: kind(model.parameters(), **constants))
     assert difference(control, plain) > 1e-3, "control: the base's settings for every tensor"
@@ -144,9 +144,9 @@ def test_a_module_whose_units_are_not_known_is_refused_by_name(tmp_path):
     assert widened(base, wide) == 0
     model = SentenceTransformer(Transformer(wide), nn.LayerNorm(64))
     with refused("plan.unknown_tensor", where="1.weight"):
-        mu.trainers.optimizer_for(model, wide, torch.optim.AdamW, lr=1e-3)
+        mu.trainers.optimizer_in_units(model, wide, torch.optim.AdamW, lr=1e-3)
     known = SentenceTransformer(Transformer(wide), nn.Identity())
-    assert mu.trainers.optimizer_for(known, wide, torch.optim.AdamW, lr=1e-3), "control"
+    assert mu.trainers.optimizer_in_units(known, wide, torch.optim.AdamW, lr=1e-3), "control"
 
 
 @pytest.mark.parametrize("width", ["word_embedding_dimension", "embedding_dimension"])

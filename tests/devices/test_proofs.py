@@ -306,7 +306,7 @@ def diagnosed(where):
     certificate = mu.verify(run, lambda: mlp(32), loss=loss, dtype=torch.float32)
     length = statistics.statistic(run.model[0].bias, "norm")
     drawn = mlp(64).to(where)
-    mu.init_(drawn, mu.plans.plan_between(mlp, 16, 64), std=run.model)
+    mu.init_weights_(drawn, mu.plans.plan_between(mlp, 16, 64), std=run.model)
     deep, loss = trained(Blocks, 2, where)
     plan = mu.infer_plan(deep.model, lambda: Blocks(3), loss=loss, order={"blocks": [0, None, 1]})
     woken = mu.upscale(deep, lambda: Blocks(3), mu.SignalNoise(0.05), plan=plan)

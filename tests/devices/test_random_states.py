@@ -154,7 +154,7 @@ def test_a_tensor_of_a_cpu_generator_on_a_device_is_refused(device):
 
 def test_sizes_of_a_reference_and_norms_are_where_the_model_is(device):
     plan = mu.plans.plan_between(net, 16, 64)
-    mu.init_(net(64).to(device), plan, std=net(16).to(device))
+    mu.init_weights_(net(64).to(device), plan, std=net(16).to(device))
     assert grad_norm(net(64).to(device), plan).device.type == device.type
 
 

@@ -290,12 +290,12 @@ def test_trainers_it_cannot_follow_are_refused(tmp_path):
 
 class Functions(Small):
     def configure_gradient_clipping(self, *args: Any, **options: Any) -> None:
-        mu.diagnostics.clip_grad_norm_(self.net, SMALL, max_norm=1e-2)
+        mu.trainers.clip_grad_norm_(self.net, SMALL, max_norm=1e-2)
 
 
 class Hooked(Small):
     def on_train_start(self) -> None:
-        mu.clip_(self.optimizers().optimizer, SMALL, model=self.net, max_norm=1e-2)
+        mu.clip_before_step_(self.optimizers().optimizer, SMALL, model=self.net, max_norm=1e-2)
 
 
 def test_a_clipping_hook_can_be_attached_when_training_starts():

@@ -28,7 +28,7 @@ def jump(n: int, readout: Callable[[int], float]) -> float:
             nn.Linear(2, width, bias=False), nn.Tanh(), nn.Linear(width, 1, bias=False)
         ).double()
 
-    base = mu.init_(
+    base = mu.init_weights_(
         make(n), plan := mu.plans.plan_between(make, 1, n), std={"0.weight": 1.0, "2.weight": 1.0}
     )
     x = torch.tensor([[1.0, 0.3]], dtype=torch.float64)

@@ -106,7 +106,8 @@ def test_losses_follow_the_base_and_those_of_fresh_state_do_not(kind, widths):
     rule, lr = KINDS[kind]
     assert wide.plan is not None
     fresh = mu.Run(
-        model, mu.trainers.optimizer_for(model, wide.plan, rule, lr=lr, optim_bits=8, rules=WRITTEN_RULES)
+        model,
+        mu.trainers.optimizer_in_units(model, wide.plan, rule, lr=lr, optim_bits=8, rules=WRITTEN_RULES),
     )
     losses = [(step(run), step(wide), step(fresh)) for _ in range(10)]
     carried, anew = (max(abs(of[i] / of[0] - 1) for of in losses) for i in (1, 2))

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import typing
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import mupscale as mu
+from mupscale.lazy import EARLIER
 from mupscale.trainers.torchtitan import Growing
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +50,17 @@ def test_a_hint_that_is_imported_for_type_checkers_alone_is_caught():
 
     with pytest.raises(NameError):
         typing.get_type_hints(names)
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_an_earlier_name_leads_to_one_that_exists_and_stands_on_the_page(name: str):
+    space, _, last = name.rpartition(".")
+    with pytest.raises(AttributeError, match=re.escape(EARLIER[name])):
+        getattr(import_module(space), last)
+    now, _, attribute = EARLIER[name].rpartition(".")
+    assert getattr(import_module(now), attribute)
+    row = rf"^\|.*`(mu\.\w+\.|mu\.)?{last}`.* \|.*{attribute}"
+    assert re.search(row, (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8"), re.M)
 
 
 def test_the_reference_has_one_entry_for_every_public_name():

@@ -87,11 +87,11 @@ def groups(**options: Any) -> Any:
 
 
 def init(std: Any, **options: Any) -> Any:
-    return mu.init_(mlp(8), PLAN, std=std, **options)
+    return mu.init_weights_(mlp(8), PLAN, std=std, **options)
 
 
 def clip(**options: Any) -> Any:
-    return mu.clip_(adamw(WIDE), options.pop("plan", PLAN), model=WIDE, **options)
+    return mu.clip_before_step_(adamw(WIDE), options.pop("plan", PLAN), model=WIDE, **options)
 
 
 def coordinates(**changes: Any) -> Any:

@@ -156,7 +156,7 @@ def test_plain_clipping_is_named_before_it_acts(clip):
 
 def test_the_clipping_of_this_package_is_no_plain_clipping():
     run = adamw(mlp(8))
-    mu.clip_(run.optimizers, run, max_norm=0.01)
+    mu.clip_before_step_(run.optimizers, run, max_norm=0.01)
     assert check(run, lambda: mlp(16)).holds
 
 

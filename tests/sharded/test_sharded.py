@@ -396,7 +396,7 @@ def sizes_that_differ() -> str:
     fully_shard(model, mesh=mesh)
     torch.manual_seed(int(dist.get_rank() == 3))
     try:
-        mu.init_(model, identity_plan(model), std=Net(8))
+        mu.init_weights_(model, identity_plan(model), std=Net(8))
     except mu.MupscaleError as error:
         return error.code
     return "drawn"

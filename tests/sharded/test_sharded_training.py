@@ -104,7 +104,7 @@ def pairs() -> dict[str, tuple[nn.Module, nn.Module, mu.Plan]]:
 def clamp(model: nn.Module, since: Any, bound: float) -> None:
     """Clip by value, in a step that changes nothing else."""
     optimizer = SGD(model.parameters(), lr=0.0, foreach=False)
-    mu.clip_(optimizer, since, model=model, max_value=bound)
+    mu.clip_before_step_(optimizer, since, model=model, max_value=bound)
     optimizer.step()
 
 
@@ -121,7 +121,7 @@ def clipping() -> dict[str, Any]:
         plainly = sum(float(g.square().sum()) for g in gradients(plain).values())
         limit = 0.1 * float(wanted[2.0])
         for model in (plain, cut):
-            mu.diagnostics.clip_grad_norm_(model, plan, max_norm=limit)
+            mu.trainers.clip_grad_norm_(model, plan, max_norm=limit)
         clipped, after = (
             largest_difference(gradients(cut), gradients(plain)),
             float(mu.diagnostics.grad_norm(cut, plan) / limit),
@@ -205,26 +205,29 @@ def init() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for layout in layouts():
         for what, std in (("reference", reference), ("sizes", {"*.weight": 0.3, "*.bias": 0.1})):
-            want = mu.init_(Net(WIDE), simple, std=std)
+            want = mu.init_weights_(Net(WIDE), simple, std=std)
             with torch.device("meta"):
                 cut: nn.Module = Net(WIDE)
             cut = shard(cut, layout)
             if what == "reference":
-                found["meta"] = _refusal(partial(mu.init_, cut, simple, std=std))
+                found["meta"] = _refusal(partial(mu.init_weights_, cut, simple, std=std))
             give_memory_(cut, torch.device("cpu"))
-            found[f"{layout} {what}"] = _unequal(mu.init_(cut, simple, std=std), want)
+            found[f"{layout} {what}"] = _unequal(mu.init_weights_(cut, simple, std=std), want)
     with torch.device("meta"):
         empty: nn.Module = Tied(128)
     empty = shard_small(empty)
     give_memory_(empty, torch.device("cpu"))
-    found["ties"] = _unequal(mu.init_(empty, plan, std=tied), mu.init_(Tied(128), plan, std=tied))
+    found["ties"] = _unequal(
+        mu.init_weights_(empty, plan, std=tied), mu.init_weights_(Tied(128), plan, std=tied)
+    )
     at_home = identity_plan(reference)
     found["own sizes"] = _unequal(
-        mu.init_(shard(copy.deepcopy(reference), "fsdp"), at_home), mu.init_(reference, at_home)
+        mu.init_weights_(shard(copy.deepcopy(reference), "fsdp"), at_home),
+        mu.init_weights_(reference, at_home),
     )
     torch.manual_seed(dist.get_rank())
     cut = shard(Net(WIDE), "fsdp")
-    found["other references"] = _refusal(lambda: mu.init_(cut, simple, std=Net(BASE)))
+    found["other references"] = _refusal(lambda: mu.init_weights_(cut, simple, std=Net(BASE)))
     torch.manual_seed(0)
     weight = nn.init.normal_(cut.get_parameter("up.weight"))
     torch.manual_seed(0)
@@ -281,7 +284,7 @@ def stepped(cut: bool, layout: str, name: str, in_units: bool = False) -> tuple[
         optimizer = build(groups, **options)
         mu.set_lr_(optimizer, 0.5 * settings["lr"])
         assert abs(mu.diagnostics.reference_lr(optimizer) - 0.5 * settings["lr"]) < 1e-15
-    mu.clip_(optimizer, plan, model=model, max_norm=LIMIT)
+    mu.clip_before_step_(optimizer, plan, model=model, max_norm=LIMIT)
     for _ in range(5):
         model.zero_grad()
         with_gradients(model, torch.arange(TOKENS))
@@ -361,7 +364,7 @@ def proof() -> dict[str, Any]:
             if wrong == "state" and dist.get_rank() == 1:
                 local_of(wide.optimizers[0].state[wide.model.get_parameter("up.weight")]["exp_avg"]).mul_(2)
             since = mu.Run(wide.model) if wrong == "clipping" else plan
-            mu.clip_(wide.optimizers, since, model=wide.model, max_norm=LIMIT)
+            mu.clip_before_step_(wide.optimizers, since, model=wide.model, max_norm=LIMIT)
             before = [_everything(run) for run in (base, wide)]
             certificate = verify_sharded(base, wide, step=train_step, steps=3)
             after = [_everything(run) for run in (base, wide)]

@@ -30,7 +30,7 @@ from mupscale.studies.report.bars import bars_of, steps_in_full, steps_taken
 from mupscale.studies.report.known import Known, Sweep, know, tried_rows
 from mupscale.studies.report.lines import curves_of, draw_curves
 from mupscale.studies.report.maps import draw_map, draw_rungs
-from mupscale.studies.report.report import report
+from mupscale.studies.report.report import write_report
 from mupscale.studies.report.widths import cautions, draw_widths, why_not
 from mupscale.studies.settings import Settings, check_same
 
@@ -205,15 +205,15 @@ def test_a_study_whose_proxy_counts_no_flops_has_its_cost_in_steps(tuned):
 
 def test_the_page_says_whether_growing_beat_not_growing(tuned, tmp_path):
     """Controls: a study without those runs says why, and one that has not done them yet says so."""
-    recipe, text = Recipe.read(tuned / "study" / "recipe.json"), report(tuned / "study").read_text()
+    recipe, text = Recipe.read(tuned / "study" / "recipe.json"), write_report(tuned / "study").read_text()
     assert set(recipe.stay) == {"going on", "from scratch"}
     won = min(loss for loss in recipe.stay.values() if loss is not None) > (recipe.loss or inf)
     assert f"growing {'beat' if won else 'did not beat'} not growing on the proxy" in text
     assert "not grown, from scratch" in text
     made(tmp_path / "none")
-    assert "needs the FLOPs of a step" in report(tmp_path / "none").read_text()
+    assert "needs the FLOPs of a step" in write_report(tmp_path / "none").read_text()
     made(tmp_path / "left out", flops=(1, 4), stay=False)
-    assert "was left out" in report(tmp_path / "left out").read_text()
+    assert "was left out" in write_report(tmp_path / "left out").read_text()
     total = known_of(flops=(1, 4)).work.counted
     made(tmp_path / "open", total - 1, flops=(1, 4))
     assert know(tmp_path / "open").status == "unfinished: 1 of 2 runs that do not grow"
@@ -279,7 +279,7 @@ def test_hostile_names_are_escaped(tmp_path):
         tried=tuple(tried_rows(known)), remarks=(HOSTILE,), batch=None,
     )  # fmt: skip
     recipe.save(folder / "recipe.json")
-    text = report(folder, study=HOSTILE, out=tmp_path / "out").read_text()
+    text = write_report(folder, study=HOSTILE, out=tmp_path / "out").read_text()
     assert text.count("&lt;script&gt;alert(1)") >= 5
     seen = resources(text)
     assert "script" not in seen.tags
@@ -295,7 +295,7 @@ def test_an_unfinished_study_is_shown_as_far_as_it_is_and_not_written_to(tmp_pat
         folder = tmp_path / f"cut {legs}"
         made(folder, legs)
         before = (folder / "study.journal").read_bytes()
-        known, text = know(folder), report(folder).read_text()
+        known, text = know(folder), write_report(folder).read_text()
         assert (folder / "study.journal").read_bytes() == before
         assert known.work.counted == legs
         assert not known.done
@@ -423,22 +423,22 @@ def test_many_points_and_all_diverged_are_drawn(tmp_path):
     many = InMemoryStorage()
     made(many, factors=tuple(1.1**i for i in range(16)), noises=tuple(0.01 * 1.4**i for i in range(12)))
     assert len(wide_of(know(tmp_path, many)).tried) == 16 * 13
-    assert report(tmp_path, storage=many).is_file()
+    assert write_report(tmp_path, storage=many).is_file()
     none = InMemoryStorage()
     with refused("study.base_diverged"):
         made(none, lrs=(2.0, 4.0))
-    assert "every run of sweep 1 diverged" in report(tmp_path, storage=none).read_text()
+    assert "every run of sweep 1 diverged" in write_report(tmp_path, storage=none).read_text()
 
 
 def test_a_study_that_is_not_there_is_refused(tmp_path):
     made(tmp_path / "study", 2, name="mine")
     with refused("study.unknown_name", where="'mine'"):
-        report(tmp_path / "study")
+        write_report(tmp_path / "study")
     assert know(tmp_path / "study", study="mine").work.counted == 2
     with refused("report.names_unlike_folders"):
-        report(tmp_path / "study", study=["a", "b"])
+        write_report(tmp_path / "study", study=["a", "b"])
     with refused("study.no_journal", where="nowhere"):
-        report(tmp_path / "nowhere")
+        write_report(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
 
 

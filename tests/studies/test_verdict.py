@@ -21,7 +21,7 @@ from mupscale.studies.ledger import Ledger
 from mupscale.studies.report.held_out import Gains, chosen, gains
 from mupscale.studies.report.known import Known, know
 from mupscale.studies.report.page import Gallery
-from mupscale.studies.report.report import report
+from mupscale.studies.report.report import write_report
 from mupscale.studies.report.verdict import Verdict, beside, verdicts
 from mupscale.studies.settings import Settings
 from tests.studies.test_report import PROXY as COUNTED
@@ -227,7 +227,7 @@ def test_a_study_begun_in_python_gets_words_instead_of_a_command(tmp_path):
 def test_the_page_begins_with_the_verdict(tmp_path, monkeypatch):
     one = judged(tmp_path, 5, 0.5)
     monkeypatch.setattr(Gallery, "add", lambda *_: "")
-    text = report(tmp_path / "study").read_text()
+    text = write_report(tmp_path / "study").read_text()
     assert text.index("Noise is worth it") < text.index("<table")
     assert text.index(one.facts[0][:40]) < text.index("<table")
 

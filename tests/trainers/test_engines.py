@@ -10,7 +10,7 @@ pytestmark = pytest.mark.nightly
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_wide_jobs_go_on_like_the_base(engine):
-    """Controls: the engine's own groups and norm; in Lightning, `mu.clip_`, which clips nothing there."""
+    """Controls: the engine's own groups and norm; in Lightning, `mu.clip_before_step_`, which clips nothing there."""
     pytest.importorskip(engine)
     gaps = gaps_of(measure(engine))
     for job, gap in gaps.items():

@@ -45,7 +45,7 @@ def test_every_name_leads_to_a_row_or_to_a_reason():
 @pytest.mark.parametrize("name", REFUSED_NAMES)
 def test_a_refused_name_says_why(name):
     refusal(
-        lambda: mu.trainers.optimizer_for(make(4), mu.plans.plan_between(make, 2, 4), name, lr=0.1),
+        lambda: mu.trainers.optimizer_in_units(make(4), mu.plans.plan_between(make, 2, 4), name, lr=0.1),
         "optimizer.cannot_be_exact",
         where=REFUSED[REFUSED_NAMES[name]],
     )
@@ -58,7 +58,7 @@ def test_a_name_that_is_not_on_the_menu_is_refused():
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 @pytest.mark.parametrize("name", MENU)
 def test_a_name_trains_in_units_by_its_groups_and_by_its_steps(name, monkeypatch):
-    """`optimizer_for` scales the groups; the callback keeps the Trainer's groups and scales every step."""
+    """`optimizer_in_units` scales the groups; the callback keeps the Trainer's groups and scales every step."""
     if name in NOT_HERE:
         pytest.skip(NOT_HERE[name])
     for path, module in stand_ins().items():
@@ -69,7 +69,7 @@ def test_a_name_trains_in_units_by_its_groups_and_by_its_steps(name, monkeypatch
     kind, own = named_optimizer(name)
     by_groups, by_steps, plain = (copy.deepcopy(model) for _ in range(3))
     optimizers = [
-        mu.trainers.optimizer_for(by_groups, plan, name, lr=1e-2, rules=WRITTEN_RULES),
+        mu.trainers.optimizer_in_units(by_groups, plan, name, lr=1e-2, rules=WRITTEN_RULES),
         kind(by_steps.parameters(), lr=1e-2, **own),  # type: ignore[call-arg]
         kind(plain.parameters(), lr=1e-2, **own),  # type: ignore[call-arg]
     ]

@@ -42,7 +42,7 @@ def fresh(count: int = 1) -> mu.Run:
 
 def hooked(count: int, kind: dict[str, Any]) -> mu.Run:
     run = fresh(count)
-    mu.clip_(run.optimizers, run, **kind)
+    mu.clip_before_step_(run.optimizers, run, **kind)
     return run
 
 
@@ -151,7 +151,7 @@ def test_gradients_that_a_closure_makes_are_clipped_after_every_call(which: str,
         model = seeded(net, 4)
         run = mu.Run(model, CLOSED[which](model.parameters()))
         if hook:
-            mu.clip_(run.optimizer, run, **CLIPS[kind])
+            mu.clip_before_step_(run.optimizer, run, **CLIPS[kind])
         return run
 
     want = closed(start(False), range(8), plain(CLIPS[kind]))
@@ -202,7 +202,7 @@ def pair(hook: str) -> mu.Run:
     parts = (model.judge, model.maker)
     run = mu.Run(model, [torch.optim.SGD(part.parameters(), lr=0.3, momentum=0.9) for part in parts])
     for optimizers in {"one": [run.optimizers], "each": run.optimizers, "none": ()}[hook]:
-        mu.clip_(optimizers, run, **CLIPS["norm"])  # type: ignore[arg-type]
+        mu.clip_before_step_(optimizers, run, **CLIPS["norm"])  # type: ignore[arg-type]
     return run
 
 
@@ -286,7 +286,7 @@ def test_gradients_that_a_scaler_has_scaled_are_clipped_as_if_it_had_not(
         model = seeded(net, 4)
         run = mu.Run(model, SCALED[which](list(model.parameters())))
         if hook:
-            mu.clip_(run.optimizers, run, **CLIPS[kind])
+            mu.clip_before_step_(run.optimizers, run, **CLIPS[kind])
         return run, torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
 
     want = with_scaler(*start(False), range(8), 2, plain(CLIPS[kind]))
@@ -335,7 +335,7 @@ def test_a_scaler_does_not_hide_that_optimizers_step_in_turn(kept: bool):
 
 def test_a_hook_is_removed_by_its_handles():
     run = fresh(2)
-    for handle in mu.clip_(run.optimizers, run, max_norm=0.1):
+    for handle in mu.clip_before_step_(run.optimizers, run, max_norm=0.1):
         handle.remove()
     assert largest(accumulate(run, range(5)), accumulate(fresh(2), range(5))) == 0.0
 
@@ -349,9 +349,12 @@ def test_a_hook_comes_back_when_a_run_is_narrowed():
 
 def test_what_a_hook_cannot_do_is_refused():
     run = fresh()
-    refusal(lambda: mu.clip_(run.optimizers, run), "clip.no_bound")
+    refusal(lambda: mu.clip_before_step_(run.optimizers, run), "clip.no_bound")
     other = seeded(net, 4)
-    refusal(lambda: mu.clip_(run.optimizers, mu.Run(other), max_norm=1.0), "optimizer.foreign_parameters")
+    refusal(
+        lambda: mu.clip_before_step_(run.optimizers, mu.Run(other), max_norm=1.0),
+        "optimizer.foreign_parameters",
+    )
 
 
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, math.inf])
@@ -398,7 +401,7 @@ def test_sparse_gradients_are_clipped_by_value_and_by_norm(n: int):
         words = torch.tensor([1, 1, 3])
         run.model(words).square().sum().backward()
         optimizer = torch.optim.SGD(run.model.parameters(), lr=0.0)
-        mu.clip_(optimizer, run, max_value=0.01)
+        mu.clip_before_step_(optimizer, run, max_value=0.01)
         optimizer.step()
         for name, p in run.model.named_parameters():
             bound = 0.01 * float(since_of(run, run.model)[name].change.r)
@@ -406,11 +409,11 @@ def test_sparse_gradients_are_clipped_by_value_and_by_norm(n: int):
             assert float(p.grad.to_dense().abs().max()) <= bound * (1 + 1e-12), name
         run.model.zero_grad()
         run.model(words).square().sum().backward()
-        assert mu.diagnostics.clip_grad_norm_(run.model, run, max_norm=0.01) > 0.01
+        assert mu.trainers.clip_grad_norm_(run.model, run, max_norm=0.01) > 0.01
         assert abs(float(mu.diagnostics.grad_norm(run.model, run)) / 0.01 - 1) <= 1e-4
 
 
 def test_the_order_of_torchs_own_function_is_refused():
     run = fresh()
     with refused("argument.wrong_type", where="1.0"):
-        mu.diagnostics.clip_grad_norm_(run.model, 1.0, max_norm=run)  # type: ignore[arg-type]
+        mu.trainers.clip_grad_norm_(run.model, 1.0, max_norm=run)  # type: ignore[arg-type]

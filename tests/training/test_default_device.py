@@ -71,7 +71,7 @@ def test_verify_holds_with_any_default_device(elsewhere):
 
 def test_sizes_of_a_reference_and_norms_without_gradients(elsewhere):
     plan = mu.plans.plan_between(net, 4, 8)
-    mu.init_(net(8), plan, std=net(4))
+    mu.init_weights_(net(8), plan, std=net(4))
     assert grad_norm(net(8), plan).device.type == "cpu"
     assert copies_of(Axis.parse("out: 2x2")).tolist() == [[0, 1], [2, 3]]
     assert not isinstance(load_kernel(), Kernel) or quantiles().device.type == "cpu"

@@ -46,7 +46,7 @@ POWERS = {"0.weight": 0.0, "2.weight": -0.5, "4.weight": -1.0}
 @pytest.mark.parametrize("n", [64, 96, 160, 640])
 def test_sizes_follow_mup_from_a_reference_above_and_below(n: int):
     reference = seeded(net, 256)
-    model = mu.init_(net(n), mu.plans.plan_between(net, 256, n), std=reference)
+    model = mu.init_weights_(net(n), mu.plans.plan_between(net, 256, n), std=reference)
     measured = sizes(reference)
     for name, power in POWERS.items():
         assert_size(model.get_parameter(name), measured[name] * (n / 256) ** power, name)
@@ -61,7 +61,7 @@ def test_sizes_follow_mup_from_a_reference_above_and_below(n: int):
 
 def test_sizes_may_be_given_by_pattern():
     given: Any = {"2.weight": 1.0, "*.weight": 0.1, "*.bias": 0.0}
-    model = mu.init_(net(256), mu.plans.plan_between(net, 64, 256), std=given)
+    model = mu.init_weights_(net(256), mu.plans.plan_between(net, 64, 256), std=given)
     assert_size(model.get_parameter("2.weight"), 0.5, "the first pattern that matches")
     assert_size(model.get_parameter("0.weight"), 0.1, "out only")
     assert_size(model.get_parameter("4.weight"), 0.025, "in only")
@@ -76,7 +76,7 @@ def kurtosis(values: Tensor) -> float:
 
 def test_at_the_reference_the_distribution_is_the_models_own():
     built, model = seeded(net, 256), seeded(net, 256)
-    mu.init_(model, mu.plans.plan_between(net, 256, 256), seed=1)
+    mu.init_weights_(model, mu.plans.plan_between(net, 256, 256), seed=1)
     for name in ("0.weight", "2.weight"):
         before, after = built.get_parameter(name), model.get_parameter(name)
         assert not torch.equal(before, after), "drawn anew"
@@ -115,7 +115,7 @@ def test_tied_tensors_are_drawn_once_and_folds_and_shifts_follow_their_rule():
     plan = mu.plans.plan_between(
         Tied, 64, 256, declared=mu.Declared(folds={"norm.*": "1/4", "gain": "1/2"}, **DECLARED)
     )
-    model = mu.init_(Tied(256), plan, std=seeded(Tied, 64))
+    model = mu.init_weights_(Tied(256), plan, std=seeded(Tied, 64))
     assert isinstance(model, Tied)
     assert model.head.weight is model.embed.weight
     assert_size(model.embed.weight, sizes(seeded(Tied, 64))["embed.weight"], "out only")
@@ -129,7 +129,7 @@ def test_a_drawn_tensor_with_a_fold_or_a_shift_is_scaled_as_a_whole():
     plan = mu.plans.plan_between(
         Tied, 64, 4096, declared=mu.Declared(folds={"gain": "1/2", "embed.weight": "1/8"}, **DECLARED)
     )
-    model: Any = mu.init_(Tied(4096), plan, std=reference)
+    model: Any = mu.init_weights_(Tied(4096), plan, std=reference)
     assert_size(model.embed.weight, sizes(reference)["embed.weight"] / 8, "folded")
     gain, want = 1 + model.gain.detach().double(), 0.5 * sizes(reference)["gain"]
     assert abs(float(gain.mean()) - 0.5) <= 5 * want / math.sqrt(4096)
@@ -158,17 +158,17 @@ def test_bits_depend_on_seed_name_and_index_only():
             partial(Reordered, extra=extra), 64, 128, declared=mu.Declared(layouts=layouts)
         )
         torch.manual_seed(extra)
-        models.append(mu.init_(Reordered(128, extra), plan, std=std))
+        models.append(mu.init_weights_(Reordered(128, extra), plan, std=std))
     for name, p in models[0].named_parameters():
         assert_bitwise(models[1].get_parameter(name), p, name)
-        low = mu.init_(Reordered(128, True).bfloat16(), plan, std=std).get_parameter(name)
+        low = mu.init_weights_(Reordered(128, True).bfloat16(), plan, std=std).get_parameter(name)
         assert_bitwise(low, p.detach().bfloat16(), f"{name} in another dtype")
     weight = models[0].get_parameter("second.weight").detach()
     z = rectangle(Stream(0, "init second.weight"), (128, 128), (32, 16), (64, 8), torch.device("cpu"))
     assert_bitwise(z * float(torch.tensor(0.3 / math.sqrt(2))), weight[32:96, 16:24].contiguous(), "a shard")
-    again = mu.init_(Reordered(128, True), plan, std=std, seed=1)
+    again = mu.init_weights_(Reordered(128, True), plan, std=std, seed=1)
     assert not torch.equal(again.get_parameter("first.weight"), models[0].get_parameter("first.weight"))
-    assert_same_model(mu.init_(again, plan, std=std), models[1])
+    assert_same_model(mu.init_weights_(again, plan, std=std), models[1])
 
 
 class OffCentre(nn.Module):
@@ -180,18 +180,24 @@ class OffCentre(nn.Module):
 
 def test_what_is_neither_constant_nor_centred_is_refused_and_none_leaves_it():
     plan = mu.plans.plan_between(OffCentre, 64, 128, declared=mu.Declared(roles={"decay": "out"}))
-    refusal(lambda: mu.init_(OffCentre(128), plan, std=OffCentre(64)), "init.off_centre", where="decay")
-    model = mu.init_(OffCentre(128), plan, std={"decay": None, "*": 0.1})
+    refusal(
+        lambda: mu.init_weights_(OffCentre(128), plan, std=OffCentre(64)), "init.off_centre", where="decay"
+    )
+    model = mu.init_weights_(OffCentre(128), plan, std={"decay": None, "*": 0.1})
     assert_bitwise(model.get_parameter("decay").detach(), torch.linspace(1, 3, 128))
     assert_size(model.get_parameter("layer.weight"), 0.1, "the others are drawn")
 
 
 def test_a_size_that_is_not_known_is_refused_and_so_is_a_pattern_that_matches_nothing():
     plan = mu.plans.plan_between(net, 64, 128)
-    refusal(lambda: mu.init_(net(128), plan), "init.size_unknown", where="2.weight")
-    refusal(lambda: mu.init_(net(64), plan, std=net(64)), "plan.other_shape", where="2.weight")
+    refusal(lambda: mu.init_weights_(net(128), plan), "init.size_unknown", where="2.weight")
+    refusal(lambda: mu.init_weights_(net(64), plan, std=net(64)), "plan.other_shape", where="2.weight")
     given = {"*.weight": 0.1, "*.bias": 0.0, "typo.*": 1.0}
-    refusal(lambda: mu.init_(net(128), plan, std=given), "argument.pattern_matches_nothing", where="typo.*")
+    refusal(
+        lambda: mu.init_weights_(net(128), plan, std=given),
+        "argument.pattern_matches_nothing",
+        where="typo.*",
+    )
 
 
 class Structured(nn.Module):
@@ -222,7 +228,7 @@ def test_structure_stays_the_model_s_own_at_every_width(n: int):
     plan = mu.plans.plan_between(Structured, 32, n, declared=mu.Declared(roles=ROLES))
     built, model = seeded(Structured, n), seeded(Structured, n)
     state = torch.get_rng_state()
-    mu.init_(model, plan, std=lambda: Structured(32).double())
+    mu.init_weights_(model, plan, std=lambda: Structured(32).double())
     assert torch.equal(torch.get_rng_state(), state)
     for name in FIXED:
         assert_bitwise(model.get_parameter(name), built.get_parameter(name), name)
@@ -245,7 +251,7 @@ def test_one_model_shows_what_repeats_and_what_is_orthogonal():
     reference.memory.bias_ih_l0.data.zero_()
     reference.memory.bias_ih_l0.data[32:64] = 1.0
     built, model = seeded(Structured, 64), seeded(Structured, 64)
-    mu.init_(model, plan, std=reference)
+    mu.init_weights_(model, plan, std=reference)
     for name in {*FIXED, "memory.bias_ih_l0"} - {"waves"}:
         assert_bitwise(model.get_parameter(name), built.get_parameter(name), name)
     assert not model.table.weight[3].any()
@@ -257,7 +263,7 @@ def test_one_model_shows_what_repeats_and_what_is_orthogonal():
 def test_at_the_reference_random_entries_are_drawn_from_the_model_s_own_distribution():
     plan = mu.plans.plan_between(Structured, 128, 128, declared=mu.Declared(roles=ROLES))
     built, model = seeded(Structured, 128), seeded(Structured, 128)
-    mu.init_(model, plan, std=lambda: Structured(128).double())
+    mu.init_weights_(model, plan, std=lambda: Structured(128).double())
     for name in ("plain.weight", "memory.weight_ih_l0", "memory.weight_hh_l0"):
         one, other = built.get_parameter(name), model.get_parameter(name)
         assert not torch.equal(one, other), name
@@ -273,9 +279,11 @@ def test_a_reference_and_tensors_left_as_built_go_together():
 
     plan = mu.plans.plan_between(Off, 64, 128, declared=mu.Declared(roles={"dt_bias": "out"}))
     reference = lambda: seeded(Off, 64)  # noqa: E731
-    refusal(lambda: mu.init_(seeded(Off, 128), plan, std=reference()), "init.off_centre", where="dt_bias")
+    refusal(
+        lambda: mu.init_weights_(seeded(Off, 128), plan, std=reference()), "init.off_centre", where="dt_bias"
+    )
     model, built = seeded(Off, 128), seeded(Off, 128)
-    mu.init_(model, plan, std={"dt_bias": None, "*": reference()})
+    mu.init_weights_(model, plan, std={"dt_bias": None, "*": reference()})
     assert_bitwise(model.dt_bias, built.dt_bias, "left as built")
     assert_size(model.plain.weight, sizes(reference())["plain.weight"] * 2**-0.5, "plain", 1.8)
 
@@ -290,11 +298,15 @@ def test_structure_that_does_not_grow_with_its_axis_is_refused():
 
     plan = mu.plans.plan_between(Half, 16, 32)
     make = lambda: Half(16)  # noqa: E731
-    refusal(lambda: mu.init_(Half(32), plan, std=make), "init.fixed_parts_elsewhere", where="plain.weight")
-    mu.init_(Half(32), plan, std={"plain.weight": None, "*": make})
+    refusal(
+        lambda: mu.init_weights_(Half(32), plan, std=make), "init.fixed_parts_elsewhere", where="plain.weight"
+    )
+    mu.init_weights_(Half(32), plan, std={"plain.weight": None, "*": make})
 
 
 def test_sizes_by_name_leave_padding_rows_at_zero():
     model: Any = nn.Sequential(nn.Embedding(9, 16, padding_idx=4))
-    mu.init_(model, mu.plans.plan_between(lambda n: nn.Sequential(nn.Embedding(9, n)), 8, 16), std={"*": 0.5})
+    mu.init_weights_(
+        model, mu.plans.plan_between(lambda n: nn.Sequential(nn.Embedding(9, n)), 8, 16), std={"*": 0.5}
+    )
     assert model[0].weight.detach().abs().amax(1).bool().tolist() == [i != 4 for i in range(9)]

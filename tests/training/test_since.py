@@ -48,12 +48,12 @@ def test_a_run_gives_the_plan_since_its_reference_after_two_growths():
 @pytest.mark.parametrize(
     "act",
     [
-        lambda run, since: mu.init_(run.model, since, std=net(4)),
+        lambda run, since: mu.init_weights_(run.model, since, std=net(4)),
         lambda run, since: mu.param_groups(run.model, since, torch.optim.AdamW),
-        lambda run, since: mu.trainers.optimizer_for(run.model, since, torch.optim.AdamW),
+        lambda run, since: mu.trainers.optimizer_in_units(run.model, since, torch.optim.AdamW),
         lambda run, since: mu.diagnostics.grad_norm(run.model, since),
-        lambda run, since: mu.diagnostics.clip_grad_norm_(run.model, since, max_norm=1.0),
-        lambda run, since: mu.clip_(run.optimizers, since, model=run.model, max_norm=1.0),
+        lambda run, since: mu.trainers.clip_grad_norm_(run.model, since, max_norm=1.0),
+        lambda run, since: mu.clip_before_step_(run.optimizers, since, model=run.model, max_norm=1.0),
         lambda run, since: mu.step_in_units_(
             torch.optim.AdamW(run.model.parameters()), since, model=run.model
         ),
@@ -79,12 +79,12 @@ def test_a_plan_needs_the_model_and_a_run_holds_it():
     run = grown_twice()
     assert run.since is not None
     optimizer = torch.optim.AdamW(run.model.parameters())
-    refusal(lambda: mu.clip_(run.optimizers, run.since, max_norm=1.0), "run.model_missing", where="clip_")  # type: ignore[arg-type]
+    refusal(lambda: mu.clip_before_step_(run.optimizers, run.since, max_norm=1.0), "run.model_missing", where="clip_before_step_")  # type: ignore[arg-type]  # fmt: skip
     refusal(lambda: mu.step_in_units_(optimizer, run.since), "run.model_missing", where="step_in_units_")  # type: ignore[arg-type]
     refusal(lambda: mu.param_groups(run.model, 4, torch.optim.AdamW), "argument.wrong_type", where="since")  # type: ignore[arg-type]
     refusal(lambda: mu.param_groups(run.model, torch.optim.AdamW), "argument.wrong_type", where="since")
     refusal(lambda: mu.param_groups(run.model, run), "optimizer.not_a_class")
-    mu.clip_(run.optimizers, run, max_norm=1.0)
+    mu.clip_before_step_(run.optimizers, run, max_norm=1.0)
     mu.step_in_units_(optimizer, run)
 
 

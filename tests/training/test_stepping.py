@@ -228,7 +228,9 @@ def test_what_cannot_be_followed_is_refused():
     with refused("optimizer.foreign_parameters"):
         mu.step_in_units_(optim.AdamW(fresh(WIDE).parameters()), PLAN, model=model)
     with refused("optimizer.groups_in_units_already"):
-        mu.step_in_units_(mu.trainers.optimizer_for(model, PLAN, optim.AdamW, lr=1e-2), PLAN, model=model)
+        mu.step_in_units_(
+            mu.trainers.optimizer_in_units(model, PLAN, optim.AdamW, lr=1e-2), PLAN, model=model
+        )
     with refused("optimizer.setting_of_constructor", where="initial_accumulator_value = 0.1"):
         mu.step_in_units_(optim.Adagrad(model.parameters(), initial_accumulator_value=0.1), PLAN, model=model)
     with refused("plan.other_shape"):
@@ -244,7 +246,7 @@ def test_what_cannot_be_followed_is_refused():
 
 def test_an_optimizer_for_a_grown_model_has_its_units():
     model = fresh(WIDE)
-    optimizer = mu.trainers.optimizer_for(model, PLAN, optim.AdamW, lr=3e-2, eps=1e-3, weight_decay=0.1)
+    optimizer = mu.trainers.optimizer_in_units(model, PLAN, optim.AdamW, lr=3e-2, eps=1e-3, weight_decay=0.1)
     found = {n: g for g in optimizer.param_groups for n in g["param_names"]}
     assert isinstance(optimizer, optim.AdamW)
     assert found["hidden.weight"]["lr"] == pytest.approx(1e-2)

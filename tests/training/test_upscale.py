@@ -60,13 +60,13 @@ def step_of(case: Case, setup: Setup, clip: Any = None) -> Any:
 
 
 def clip_by_reference(run: mu.Run) -> None:
-    norm = mu.diagnostics.clip_grad_norm_(run.model, run, max_norm=LIMIT)
+    norm = mu.trainers.clip_grad_norm_(run.model, run, max_norm=LIMIT)
     assert norm > LIMIT, "clipping must be active"
 
 
 def clip_plainly(run: mu.Run) -> None:
     if any(p.grad is not None and p.grad.is_sparse for p in run.model.parameters()):  # torch's refuses these
-        mu.diagnostics.clip_grad_norm_(run.model, mu.Run(run.model), max_norm=LIMIT)
+        mu.trainers.clip_grad_norm_(run.model, mu.Run(run.model), max_norm=LIMIT)
     else:
         torch.nn.utils.clip_grad_norm_(run.model.parameters(), LIMIT)
 
@@ -165,7 +165,7 @@ def test_repeated_growth_keeps_the_first_reference():
 @pytest.mark.parametrize(("reference", "base", "wide"), [(4, 8, 40), (24, 8, 40), (40, 8, 40)])
 def test_noise_counts_from_the_reference_above_or_below_the_base(reference: int, base: int, wide: int):
     plan = mu.plans.plan_between(net, reference, base)
-    model = mu.init_(net(base).double(), plan, std=net(reference))
+    model = mu.init_weights_(net(base).double(), plan, std=net(reference))
     groups = mu.param_groups(model, plan, torch.optim.AdamW, lr=1e-2)
     run = mu.Run(model, torch.optim.AdamW(groups), since=plan)
     take(run, loss, 3)

@@ -188,14 +188,14 @@ def cost(directory: Directory, family: FamilyPlan, request: Request, where: Path
 
 
 def hyperparameters(plan: Plan) -> str:
-    """What AdamW's constants are multiplied by, tensor by tensor; `mu.trainers.optimizer_for` does it."""
+    """What AdamW's constants are multiplied by, tensor by tensor; `mu.trainers.optimizer_in_units` does it."""
     rows = [("lr x", "eps x", "decay x", "tensors")]
     for group in factors(plan):
         names = ", ".join(group["tensors"][:3]) + (
             f" and {len(group['tensors']) - 3} more" if len(group["tensors"]) > 3 else ""
         )
         rows.append((group["lr"], group["eps"], group["weight_decay"], names))
-    return "constants of AdamW, since the reference (mu.trainers.optimizer_for sets them)\n" + columns(
+    return "constants of AdamW, since the reference (mu.trainers.optimizer_in_units sets them)\n" + columns(
         rows, right=(0, 1, 2)
     )
 

@@ -1,4 +1,4 @@
-"""`mupscale report`: one page about tuning studies. Calls `mu.diagnostics.report` and prints the verdicts."""
+"""`mupscale report`: one page about tuning studies. Calls `mu.studies.write_report` and prints the verdicts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from ..extras import needs
 
 def run(chosen: argparse.Namespace) -> int:
     with needs("a report", "tune", "plot"):
-        from ..studies.report.report import write_report
+        from ..studies.report.report import write_judged_report
 
-        path, verdicts = write_report(chosen.folders, chosen.out, chosen.storage, chosen.study or "mupscale")
+        path, verdicts = write_judged_report(
+            chosen.folders, chosen.out, chosen.storage, chosen.study or "mupscale"
+        )
     chosen.found = {"page": str(path), "verdicts": list(map(str, verdicts))}
     print(*verdicts, f"written to {path}", sep="\n\n")
     return 0

@@ -98,10 +98,10 @@ def _failing(proxy: Path) -> Iterator[None]:
 
 def _report(chosen: argparse.Namespace) -> str:
     """Write the page. The recipe exists already, so an error here is only a note."""
-    from ..studies.report.report import report
+    from ..studies.report.report import write_report
 
     try:
-        path = report(chosen.folder, storage=chosen.storage, study=chosen.study)
+        path = write_report(chosen.folder, storage=chosen.storage, study=chosen.study)
     except (MupscaleError, OSError) as error:
         return f"note: no report: {error}"
     return f"report: {path}"

@@ -17,7 +17,7 @@ RANDOM = (
 )
 CLIPPING = (
     "plain clipping: a gradient norm depends on the width, so that the bound acts at another size of the gradients; clip "
-    "with mupscale.clip_(optimizer, run, max_norm=…)"
+    "with mupscale.clip_before_step_(optimizer, run, max_norm=…)"
 )
 ATTENTION = (
     "the attention scale: the head size grows and 1/sqrt(head size) does not cancel its copies; use 1/head size in the "

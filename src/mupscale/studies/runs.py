@@ -29,7 +29,7 @@ from ..runs.run import Run
 from ..training.grow.auto_noise import choose_noise
 from ..training.grow.upscale import upscale
 from ..training.rates.reference import set_lr_
-from ..training.start.init import init_
+from ..training.start.init import init_weights_
 from ..training.units.groups import param_groups
 from .agenda.grid import Point
 from .checkpoint import restore_, seed_
@@ -99,7 +99,7 @@ class Runs:
         seed_(self.settings.seed)
         model = self._built(self.settings.width)
         if since is not None:
-            init_(model, since, std=reference, seed=self.settings.seed)
+            init_weights_(model, since, std=reference, seed=self.settings.seed)
         run = self._with_optimizer(model, since, lr)
         seed_(self.settings.seed)
         return self._scheduled(run, steps or self.settings.steps, self.proxy.schedule)

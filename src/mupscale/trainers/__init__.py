@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ..training.grow.state_dicts import groups_for as groups_for
     from ..training.grow.state_dicts import grow_optimizer_state_dict as grow_optimizer_state_dict
     from ..training.grow.state_dicts import grow_state_dict as grow_state_dict
-    from .going_on import optimizer_for as optimizer_for
+    from ..training.units.clip import clip_grad_norm_ as clip_grad_norm_
+    from .going_on import optimizer_in_units as optimizer_in_units
     from .huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .lightning import LightningCallback as LightningCallback
     from .titan_layouts import titan_plan as titan_plan

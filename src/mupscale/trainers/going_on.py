@@ -137,7 +137,7 @@ def _others(running: list[GrowthSchedule], rewarm: GrowthSchedule | None) -> lis
     return faults
 
 
-def optimizer_for(
+def optimizer_in_units(
     model: nn.Module,
     since: Grown,
     optimizer_class: type[AnyOptimizer] | str,
@@ -168,7 +168,7 @@ def optimizer_for(
 
     >>> import torch, mupscale as mu
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, n), nn.Tanh(), nn.Linear(n, 1))
-    >>> optimizer = optimizer_for(make(256), mu.plans.plan_between(make, 64, 256), torch.optim.AdamW, lr=1e-2)
+    >>> optimizer = optimizer_in_units(make(256), mu.plans.plan_between(make, 64, 256), torch.optim.AdamW, lr=1e-2)
     >>> sorted({group["lr"] for group in optimizer.param_groups})
     [0.0025, 0.01]
     """

@@ -23,7 +23,7 @@ from ..runs.growth_record import FORMAT, NAME, record_of
 from ..tensors.parts import is_sharded
 from ..training.rates.rewarm import state_of
 from ..training.rates.schedules import GrowthSchedule
-from ..training.units.clip import Clip, clip_
+from ..training.units.clip import Clip, clip_before_step_
 from ..training.units.stepping import InUnits, step_in_units_
 from .going_on import Grown, both_plans, read_provenance, schedule_settings, schedulers_for
 from .sentences import in_sentence_model
@@ -79,7 +79,7 @@ class TrainerHooks:
         self._units = step_in_units_(inner, since, model=model)
         self._max_norm = args.max_grad_norm
         if self._max_norm:
-            self._clip_handles = clip_(inner, since, model=model, max_norm=self._max_norm)
+            self._clip_handles = clip_before_step_(inner, since, model=model, max_norm=self._max_norm)
             self._clip = [h for h in inner._optimizer_step_pre_hooks.values() if isinstance(h, Clip)][-1]
 
     def _go_on(self, scheduler: Any, optimizer: Optimizer) -> None:
@@ -159,7 +159,7 @@ def _unwrapped(optimizer: Any) -> Optimizer:
 def _refuse_sharding(args: Any, optimizer: Any) -> None:
     """Raise if parameters are sharded: by the Trainer's arguments, or by accelerate's own, which they do not show."""
     remedy = (
-        "start it as DDP with torchrun --nproc_per_node=… and without sharding, or use param_groups and clip_ in a loop of "
+        "start it as DDP with torchrun --nproc_per_node=… and without sharding, or use param_groups and clip_before_step_ in a loop of "
         "your own"
     )
     settings = [f"TrainingArguments({name}=…)" for name in ("deepspeed", "fsdp") if getattr(args, name, None)]

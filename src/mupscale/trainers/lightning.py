@@ -130,7 +130,7 @@ class FitHooks:
         faults = []
         strategy = type(trainer.strategy).__name__
         if strategy in _SHARDING:
-            remedy = "train on one device or with DDP, or use param_groups and clip_ in a loop of your own"
+            remedy = "train on one device or with DDP, or use param_groups and clip_before_step_ in a loop of your own"
             faults.append(
                 Fault(
                     "trainer.shards_parameters",
@@ -144,7 +144,7 @@ class FitHooks:
             plain is not None
             and plain.configure_gradient_clipping is not type(pl_module).configure_gradient_clipping
         ):
-            remedy = "clip with mupscale.diagnostics.clip_grad_norm_(model, run, max_norm=…) there, and leave gradient_clip_val unset"
+            remedy = "clip with mupscale.trainers.clip_grad_norm_(model, run, max_norm=…) there, and leave gradient_clip_val unset"
             if trainer.gradient_clip_val:
                 what = "the module clips in a way of its own, by a norm that depends on the width"
                 faults.append(Fault("lightning.clips_by_itself", "configure_gradient_clipping", what, remedy))

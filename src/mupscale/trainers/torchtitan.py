@@ -24,7 +24,7 @@ from ..plans.plan import Plan
 from ..runs.growth_record import KEY
 from ..runs.run import Run
 from ..sharded.load import load_grown_
-from ..training.units.clip import Clip, clip_
+from ..training.units.clip import Clip, clip_before_step_
 from ..training.units.stepping import step_in_units_
 from .titan_layouts import titan_plan
 
@@ -167,7 +167,9 @@ class Growing:
         training, metrics = trainer.config.training, trainer.metrics_processor
         if training.max_norm == inf:
             return []
-        handles = clip_(self._optimizers, self.since, model=self._model, max_norm=training.max_norm)
+        handles = clip_before_step_(
+            self._optimizers, self.since, model=self._model, max_norm=training.max_norm
+        )
         hooks = self._optimizers[0]._optimizer_step_pre_hooks.values()
         clip, log = [hook for hook in hooks if isinstance(hook, Clip)][-1], metrics.log
 

@@ -92,7 +92,7 @@ from {package} import {load.partition(".")[0].partition("(")[0]}
 
 here = "path/to/this/directory"
 model = {load}
-optimizer = mu.trainers.optimizer_for(model, here, torch.optim.AdamW, lr={rate})  # as you would give the base; {source}
+optimizer = mu.trainers.optimizer_in_units(model, here, torch.optim.AdamW, lr={rate})  # as you would give the base; {source}
 ```
 
 What that does to AdamW's constants since the reference:

@@ -75,7 +75,7 @@ def next_steps(base: Location, out: Location, job: Job, declare: Path | None = N
         f"To {'start with a fresh optimizer' if stated else 'train it in your own loop'} (lr as you would give the base; {source}):",
         f"  import mupscale as mu, torch, {package}",
         f"  model = {loaded}",
-        f'  optimizer = mu.trainers.optimizer_for(model, "{out}", torch.optim.AdamW, lr={rate})',
+        f'  optimizer = mu.trainers.optimizer_in_units(model, "{out}", torch.optim.AdamW, lr={rate})',
         "",
         "To prove what was written:",
         check,

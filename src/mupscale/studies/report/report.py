@@ -1,4 +1,4 @@
-"""`mu.diagnostics.report`: one page about one or several studies, done or still running. Reads, draws, writes files."""
+"""`mu.studies.write_report`: one page about one or several studies, done or still running. Reads, draws, writes files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .known import Known, know
 from .verdict import Verdict, beside, verdicts
 
 
-def report(
+def write_report(
     *folders: str | Path,
     out: str | Path | None = None,
     storage: Any = None,
@@ -35,15 +35,15 @@ def report(
         MupscaleError: If a folder has no study, or there are other numbers of folders and names.
 
     >>> try:
-    ...     report("nowhere")
+    ...     write_report("nowhere")
     ... except MupscaleError as error:
     ...     print(error.code)
     study.no_journal
     """
-    return write_report(folders, out, storage, study)[0]
+    return write_judged_report(folders, out, storage, study)[0]
 
 
-def write_report(
+def write_judged_report(
     folders: Sequence[str | Path], out: str | Path | None, storage: Any, study: str | Sequence[str]
 ) -> tuple[Path, list[Verdict]]:
     """Write the page and its pictures; the page's path, and the verdicts with which it begins."""

@@ -23,7 +23,7 @@ from ..grow.left_behind import patched_methods, step_hooks
 
 
 def clone(run: Run, dtype: torch.dtype, rules: Mapping[str, OptimizerRule] | None = None) -> Run:
-    """A copy of a run in another dtype that shares no memory with it, including `clip_` and `step_in_units_`."""
+    """A copy of a run in another dtype that shares no memory with it, including `clip_before_step_` and `step_in_units_`."""
     inner = unwrap(run.model)
     twin = carry(
         Run(inner, run.optimizers, run.schedulers, ema=None, steps=run.steps),

@@ -114,7 +114,7 @@ def coordinate_check(
     >>> x = torch.ones(4, 3)
     >>> def start(width, seed):
     ...     model, plan = make(width), mu.plans.plan_between(make, 8, width)
-    ...     mu.init_(model, plan, std=make(8), seed=seed)
+    ...     mu.init_weights_(model, plan, std=make(8), seed=seed)
     ...     return Run(model, torch.optim.SGD(mu.param_groups(model, plan, torch.optim.SGD, lr=0.1)))
     >>> def step(run, i):
     ...     run.optimizer.zero_grad()

@@ -14,7 +14,7 @@ from ...plans.ends import identity_plan
 from ...plans.plan import Plan
 from ...rules.optimizer_rule import OptimizerRule
 from ...runs.run import Run
-from ..units.clip import Clip, clip_
+from ..units.clip import Clip, clip_before_step_
 from ..units.stepping import step_in_units_, units_of
 
 
@@ -64,10 +64,13 @@ def carry_clips_(
             since = identity_plan(model)
         else:
             warnings.warn(
-                "clip_ counts from another reference than this base and is not carried back", stacklevel=4
+                "clip_before_step_ counts from another reference than this base and is not carried back",
+                stacklevel=4,
             )
             continue
-        clip_(several, since, model=model, max_norm=hook.max_norm, max_value=hook.max_value, p=hook.p)
+        clip_before_step_(
+            several, since, model=model, max_norm=hook.max_norm, max_value=hook.max_value, p=hook.p
+        )
         carried = list(several[0]._optimizer_step_pre_hooks.values())[-1]
         assert isinstance(carried, Clip)
         carried.in_turn = hook.in_turn

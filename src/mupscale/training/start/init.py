@@ -73,7 +73,7 @@ Reference = nn.Module | Callable[[], nn.Module]
 Std = Reference | Mapping[str, float | Reference | None] | None
 
 
-def init_(
+def init_weights_(
     model: nn.Module,
     since: Since,
     *,
@@ -105,7 +105,7 @@ def init_(
 
     >>> import mupscale as mu
     >>> make = lambda n: nn.Linear(n, n, bias=False)
-    >>> model = init_(make(256), mu.plans.plan_between(make, 64, 256), std={"weight": 1.0})
+    >>> model = init_weights_(make(256), mu.plans.plan_between(make, 64, 256), std={"weight": 1.0})
     >>> round(float(model.weight.detach().std()), 2)
     0.5
     """

@@ -207,7 +207,7 @@ def _seen(optimizer: Optimizer) -> Seen:
     return [(None, 0) if grad is None else (TensorWeakRef(grad), grad._version) for grad in grads]
 
 
-def clip_(
+def clip_before_step_(
     optimizers: Optimizer | Sequence[Optimizer],
     since: Since,
     *,
@@ -224,7 +224,7 @@ def clip_(
 
     Args:
         optimizers: One optimizer, or several. Those that step one after another on the same gradients are clipped by one norm.
-            Those that step in turn, each on new gradients, by their own; write one `clip_` for each to have this in the first
+            Those that step in turn, each on new gradients, by their own; write one `clip_before_step_` for each to have this in the first
             step too.
         since: The run that the optimizers train, or, with `model`, the plan from the reference to it.
         model: The model, where `since` is a plan.
@@ -242,7 +242,7 @@ def clip_(
     >>> make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))
     >>> plan, model = mu.plans.plan_between(make, 4, 8), make(8)
     >>> optimizer = torch.optim.AdamW(mu.param_groups(model, plan, torch.optim.AdamW, lr=1e-3))
-    >>> _ = clip_(optimizer, plan, model=model, max_norm=0.01)
+    >>> _ = clip_before_step_(optimizer, plan, model=model, max_norm=0.01)
     >>> model(torch.ones(1, 3)).sum().backward()
     >>> optimizer.step()
     >>> round(float(grad_norm(model, plan)), 5)
@@ -250,13 +250,15 @@ def clip_(
     """
     several = tuple(optimizers) if isinstance(optimizers, Sequence) else (optimizers,)
     if max_norm is None and max_value is None:
-        raise MupscaleError("clip_ needs a bound; pass max_norm= or max_value=", code="clip.no_bound")
+        raise MupscaleError(
+            "clip_before_step_ needs a bound; pass max_norm= or max_value=", code="clip.no_bound"
+        )
     faults = [
         f for o in several for f in wrong_kind("optimizers", o, Optimizer, "hand over the optimizers first")
     ]
     faults += [*_wrong_bound("max_norm", max_norm), *_wrong_bound("max_value", max_value), *_wrong_power(p)]
     raise_faults(_NO_BOUND, faults)
-    target = model_of(since, model, "clip_")
+    target = model_of(since, model, "clip_before_step_")
     named, plan = _parameters(target, since)
     check_shapes(plan, {name: tuple(t.shape) for name, t in named}, "wide", complete=False)
     names = parameter_names(target)

@@ -179,7 +179,7 @@ def step_in_units_(
 
     For optimizers that a trainer builds; where you build it yourself, `param_groups` does the same. A run that is stepped in units
     can be grown: the groups stay as they are, and the wide optimizer is stepped in units from the same reference. To clip
-    gradients, use `clip_`.
+    gradients, use `clip_before_step_`.
 
     Args:
         optimizer: The optimizer, with stock groups.
