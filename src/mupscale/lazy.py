@@ -52,7 +52,7 @@ def exported(namespace: str, extras: Mapping[str, str] | None = None) -> Lookup:
     'mupscale.rules.axes'
     >>> exported("mupscale")("widen")
     Traceback (most recent call last):
-    AttributeError: module 'mupscale' has no attribute 'widen'; since version 0.3 it is mupscale.grow
+    AttributeError: module 'mupscale' has no attribute 'widen'; it is mupscale.grow now
     """
     module: Any = sys.modules[namespace]
     lines = _EXPORT.findall(module.__loader__.get_source(namespace))
@@ -64,7 +64,7 @@ def exported(namespace: str, extras: Mapping[str, str] | None = None) -> Lookup:
     def look(name: str) -> Any:
         if name not in places:
             now = EARLIER.get(f"{namespace}.{name}")
-            renamed = f"; since version 0.3 it is {now}" if now else ""
+            renamed = f"; it is {now} now" if now else ""
             raise AttributeError(f"module {namespace!r} has no attribute {name!r}{renamed}")
         if places[name] == ".":
             return import_module(f".{name}", module.__package__)

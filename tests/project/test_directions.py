@@ -113,7 +113,10 @@ def test_the_runs_end_and_the_table_says_what_they_say():
     gain = gains(found)["depth"]
     assert gain is not None
     assert gain[0] == pytest.approx(0.1)
-    assert against_peers(found)["depth"] == (pytest.approx(0.0), False)
+    peers = against_peers(found)["depth"]
+    assert peers is not None
+    assert peers[0] == pytest.approx(0.0)
+    assert not peers[1]
     assert "| depth | the better of going on and starting anew minus our plans | +0.1000 nats |" in (
         directions_table(stored.get, sizes)
     )

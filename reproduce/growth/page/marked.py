@@ -70,7 +70,7 @@ TABLES: Mapping[str, Callable[[Stored], str]] = {
     "untuned": lambda stored: tables.untuned_table(stored.books),
     "centred": lambda stored: tables.centred_table(stored.books),
     "open": lambda stored: "\n".join(f"- {line}" for line in tables.open_questions(stored.books)),
-    "figures": lambda stored: f"```text\n{line_of(stored)}\n```",
+    "figures": lambda stored: f"`{line_of(stored)}`",
 }
 """By the name of the mark."""
 
