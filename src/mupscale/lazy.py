@@ -37,7 +37,7 @@ EARLIER = {
     "mupscale.diagnostics.clip_grad_value_": "mupscale.clip_before_step_",
     "mupscale.diagnostics.report": "mupscale.studies.write_report",
 }
-"""Names of version 0.2.0, and what they are called now; the error about a missing name says it."""
+"""Names of an earlier version, and what they are called now; the error about a missing name says it."""
 
 
 def exported(namespace: str, extras: Mapping[str, str] | None = None) -> Lookup:
