@@ -157,13 +157,13 @@ OWN = ("softmax", "renormalised", "sigmoid")
 class Mixture(nn.Module):
     """A mixture of one's own: how scores are made is its kind."""
 
-    def __init__(self, kind: str, experts: int, top_k: int) -> None:
+    def __init__(self, kind: str, experts: int, top_k: int, width: int = 12) -> None:
         super().__init__()
         self.kind, self.top_k = kind, top_k
-        self.embed, self.readout = nn.Linear(6, 12), nn.Linear(12, 3)
-        self.router = nn.Linear(12, experts, bias=False)
-        self.up = nn.Parameter(0.3 * torch.randn(experts, 10, 12))
-        self.down = nn.Parameter(0.3 * torch.randn(experts, 12, 10))
+        self.embed, self.readout = nn.Linear(6, width), nn.Linear(width, 3)
+        self.router = nn.Linear(width, experts, bias=False)
+        self.up = nn.Parameter(0.3 * torch.randn(experts, 10, width))
+        self.down = nn.Parameter(0.3 * torch.randn(experts, width, 10))
         self.bias: Tensor | None
         self.register_buffer("bias", 0.1 * torch.randn(experts) if kind == "biased" else None)
 

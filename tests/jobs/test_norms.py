@@ -154,14 +154,19 @@ def test_a_dry_run_writes_nothing(base, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+ROWS = (((1, 0, 0), (2, 6, 5)), ((0, 0, 0), (1, 6, 5)))
+BOTH = tuple(((i, low, 0), (1, n, 5)) for i in (2, 0, 1) for low, n in ((4, 2), (0, 4)))
+
+
+@pytest.mark.parametrize("cut", [ROWS, BOTH], ids=["by rows", "by rows and columns"])
 @pytest.mark.parametrize("what", get_args(Statistic))
-def test_a_statistic_that_is_read_in_rows_is_that_of_the_whole(what, monkeypatch):
+def test_a_statistic_that_is_read_in_rows_is_that_of_the_whole(what, cut, monkeypatch):
     whole = torch.randn(3, 6, 5, generator=torch.Generator().manual_seed(0))
 
     def read_(start, out):
         out.copy_(whole[tuple(slice(low, low + n) for low, n in zip(start, out.shape, strict=True))])
 
     monkeypatch.setattr(norms, "_STRETCH", 100)
-    parts = [StoredBase(whole.dtype, (low, 0, 0), (n, 6, 5), read_) for low, n in ((1, 2), (0, 1))]
+    parts = [StoredBase(whole.dtype, start, shape, read_) for start, shape in cut]
     found = norms.measured_by(parts, (3, 6, 5), what)
     assert torch.allclose(found.reshape(-1), statistic(whole, what).reshape(-1), rtol=1e-9)

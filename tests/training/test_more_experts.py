@@ -17,7 +17,7 @@ from harness import megatron_files
 from harness.growth.experts import Mixture
 from harness.refusals import refusal, refused
 from mupscale.noise.apart import share_kept
-from mupscale.noise.resolved import NoisePlan
+from mupscale.noise.resolved import NoisePlan, ResolvedNoise
 from mupscale.plans.direction import Direction
 from mupscale.plans.wide_model import fill_model_
 from mupscale.training.grow import prove
@@ -167,10 +167,56 @@ def test_noise_that_leaves_the_router_alone_is_refused(noise):
     mu.upscale(run, lambda: own(8), mu.SignalNoise(0.1), plan=PLAN, loss=loss)  # control
 
 
+@pytest.mark.parametrize(
+    "noise", [mu.SignalNoise(1e-9), mu.MupNoise(1e-9), mu.SignalNoise(0.001), mu.SplitNoise()], ids=str
+)
+def test_the_router_parts_copies_whatever_noise_its_experts_get(noise):
+    """Control: with the noise itself in the router, copies tie and the loss moves."""
+    run = trained()
+    wide = from_live(run, None, noise)
+    assert share_kept(PLAN, run.model, wide, loss) > 0.95
+    assert float(loss(wide)) == pytest.approx(float(loss(run.model)), rel=0.02)
+    tied = fill_model_(own(8), run.model, Direction(PLAN))
+    tied.router.weight.data.mul_(1 + 1e-9 * torch.randn(tied.router.weight.shape))
+    assert share_kept(PLAN, run.model, tied, loss) < 0.5
+
+
+def test_noise_that_is_paired_over_a_wider_router_parts_its_copies_too():
+    run = trained()
+    make = lambda: Mixture("renormalised", 4, 2, width=24)  # noqa: E731
+    wider = mu.infer_plan(run.model, make, loss=loss, by="copies")
+    both = Mixture("renormalised", 8, 2, width=24)
+    plan = wider.then(replace(mu.plans.more_experts_plan(make(), both, (4, 8)), proof="loss"))
+    wide = mu.load_grown_(run, both, plan=plan, noise=mu.PairedNoise(0.01)).model
+    assert share_kept(plan, run.model, wide, loss) > 0.9
+
+
+def test_experts_for_all_tokens_and_for_few_do_not_compose():
+    """Control: more experts for few tokens, twice, are one plan."""
+    twice = replace(
+        mu.infer_plan(own(4), lambda: Mixture("renormalised", 8, 4), loss=loss, by="copies"), proof="loss"
+    )
+    large = Mixture("renormalised", 16, 4)
+    later = replace(mu.plans.more_experts_plan(Mixture("renormalised", 8, 4), large, (8, 16)), proof="loss")
+    assert twice.then(later).proof == "none"
+    with refused("proof.missing"):
+        mu.load_grown_(trained(), large, plan=twice.then(later), noise=mu.NewUnits())
+    again = replace(mu.plans.more_experts_plan(own(8), own(16), (8, 16)), proof="loss")
+    assert PLAN.then(again).proof == "loss"
+
+
+def test_noise_that_is_added_later_leaves_routers_that_have_parted():
+    wide = mu.upscale(trained(), lambda: own(8), plan=PLAN, loss=loss)
+    noisy = mu.add_noise(wide, mu.SignalNoise(0.01))
+    assert torch.equal(wide.model.router.weight, noisy.model.router.weight)
+    assert not torch.equal(wide.model.up, noisy.model.up)
+
+
 def test_noise_of_another_plan_and_a_frozen_router_are_refused():
     run = trained()
-    with refused("experts.equal_scores"):
-        from_live(run, None, NoisePlan({}))
+    for plan in (NoisePlan({}), NoisePlan({"router.weight": ResolvedNoise(0.5, apart=0)})):
+        with refused("experts.equal_scores"):
+            from_live(run, None, plan)
     run.model.router.requires_grad_(requires_grad=False)
     with refused("experts.equal_scores", where="router.weight"):
         mu.upscale(run.model, lambda: own(8), plan=PLAN, loss=loss)

@@ -44,9 +44,15 @@ def unknown_names(
 
 
 def refuse_unparted(found: Mapping[str, ResolvedNoise], plan: Plan) -> None:
-    """Raise where noise leaves the copies of experts with one score: it is zero, or not in their router."""
-    routers = [name for name, entry in plan.tensors.items() if is_router(name, entry)]
-    tied = [name for name in routers if not any(each(found.get(name, ResolvedNoise()).sigma or 0.0))]
+    """Raise where noise leaves the copies of experts with one score: it is zero, or not in their router, or they have no router."""
+    if not plan.parts_tokens:
+        return
+    routers = {name: found.get(name) for name, entry in plan.tensors.items() if is_router(name, entry)}
+    tied = [
+        name for name, one in routers.items() if one is None or one.apart is None or not any(each(one.std))
+    ]
+    if not routers:
+        tied = [next(name for name, entry in plan.tensors.items() if entry.chosen is not None)]
     remedy = "write noise=mu.NewUnits(), and let the router train"
     raise_faults(
         "this noise does not part the copies of experts", [equal_scores(name, remedy) for name in tied]

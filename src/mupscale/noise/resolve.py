@@ -117,12 +117,12 @@ def resolve_noise(
             if name not in found and entry.padded and entry.sleep.wakes:
                 found[name] = ResolvedNoise(woken=0.0, copied=True)  # biases, which get no noise
     _refuse_asleep(found, plan)
-    refuse_unparted(found, plan)
     found |= {name: replace(found.get(name, ResolvedNoise()), repeats=True) for name in repeating}
     tensors = {
         name: sized(replace(one, without_row=exempt.padding.get(name)), name, asleep, since)
         for name, one in found.items()
     }
+    refuse_unparted(tensors, plan)
     return NoisePlan(tensors, _seed(seed, since), tuple(without))
 
 
@@ -177,17 +177,31 @@ def _padded(name: str, noise: Noise, plan: Plan, measure: Measure, size: float) 
 
 
 def _copied(name: str, noise: Noise, plan: Plan, measure: Measure, size: float) -> ResolvedNoise:
-    """The noise of a tensor with copies; none if it is left out, or has no copies that the noise could be paired over."""
+    """The noise of a tensor with copies; none if it is left out, or has no copies that the noise could be paired over.
+
+    The router of experts that part tokens gets its vectors in place of any noise: drawn row by row, noise leaves a token both
+    copies of one expert until it is far larger than the router.
+    """
+    entry = plan[name]
+    wanted = _of_kind(name, noise, plan, measure, size)
+    if not is_router(name, entry) or not (_parts_alone(noise) or any(each(wanted.sigma or 0.0))):
+        return wanted
+    apart = _trained_sigma(APART, entry, partial(measure, name), size)
+    _refuse_equal_scores(name, apart)
+    return ResolvedNoise(apart, apart=entry.chosen)
+
+
+def _parts_alone(noise: Noise) -> bool:
+    """Whether this kind parts copies without a size of its own."""
+    return isinstance(noise, (NewUnits, SplitNoise))
+
+
+def _of_kind(name: str, noise: Noise, plan: Plan, measure: Measure, size: float) -> ResolvedNoise:
+    """What a kind of noise says of a tensor with copies."""
     if isinstance(noise, (NewUnits, SplitNoise)):
         entry = plan[name]
-        if entry.chosen is None:
-            return ResolvedNoise(split=pairing(entry))
         # Copies of experts get their tokens from the router, whose rows alone part.
-        if not is_router(name, entry):
-            return ResolvedNoise()
-        apart = _trained_sigma(APART, entry, partial(measure, name), size)
-        _refuse_equal_scores(name, apart)
-        return ResolvedNoise(apart, apart=entry.chosen)
+        return ResolvedNoise(split=pairing(entry) if entry.chosen is None else None)
     paired = pairing(plan[name]) if isinstance(noise, PairedNoise) else None
     relative = relative_size(noise)
     t = None if relative is None else t_of(relative, name)

@@ -121,7 +121,8 @@ def has_copies(entry: TensorPlan) -> bool:
 
 def is_router(name: str, entry: TensorPlan) -> bool:
     """Whether the rows of a matrix are the scores of experts of which a token goes to as few as before."""
-    return entry.chosen is not None and len(entry.axes) == 2 and not name.endswith("bias")
+    matrix = entry.kind == "parameter" and len(entry.axes) == 2
+    return entry.chosen is not None and matrix and not name.endswith("bias")
 
 
 def pairing(entry: TensorPlan) -> int | None:

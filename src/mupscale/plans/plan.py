@@ -232,6 +232,8 @@ class Plan:
         raise_faults("the two plans do not compose", faults)
         ties = {**self.ties, **other.ties}
         proof = min(self.proof, other.proof, key=_PROOFS.index)
+        if any(self[t.sources[0]].mixes_experts(t) for t in other.tensors.values() if t.sources):
+            proof = _PROOFS[0]
         code = {**self.code, **other.code} if self.code and other.code else {}
         return Plan(tensors, ties, self.needs | other.needs, proof, code)
 

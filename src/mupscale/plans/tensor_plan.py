@@ -260,6 +260,17 @@ class TensorPlan:
             chosen=late.chosen if self.chosen is None else self.chosen,
         )
 
+    def mixes_experts(self, late: TensorPlan) -> bool:
+        """Whether one of two plans gives tokens to one of several copies of an expert, and the other copies experts for all tokens.
+
+        From 4 experts to 8 for all, and to 16 of which each token gets as few: of the four copies of an expert two belong together,
+        and the axis of both plans does not say which.
+        """
+        if (self.chosen is None) == (late.chosen is None):
+            return False
+        parted, copied = (late, self) if self.chosen is None else (self, late)
+        return copied.axes[parted.chosen or 0].k > 1
+
     def as_json(self) -> dict[str, Any]:
         """The entry as plain values; what is usual is left out."""
         entry: dict[str, Any] = {

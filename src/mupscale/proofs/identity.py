@@ -255,6 +255,7 @@ def compare_gradients(
     mine: dict[str, Difference] = {}
     untested: list[str] = []
     known = {plan.planned(name): gradient for name, gradient in wide.items()}
+    summed = plan.carries_mean or plan.parts_tokens
     for name, entry in plan.tensors.items():
         if entry.kind != "parameter" or (name not in known and not any(s in base for s in entry.sources)):
             continue
@@ -262,7 +263,7 @@ def compare_gradients(
         if found is None and all(g is None for g in sources):
             untested.append(name)
         else:
-            mine[name] = _gradient_difference(found, sources, entry, plan.carries_mean or plan.parts_tokens)
+            mine[name] = _gradient_difference(found, sources, entry, summed)
     measured = merged(gather(mine))
     largest = max((d.size / float(plan[n].change.r) for n, d in measured.items()), default=0.0) or 1.0
     errors: dict[str, float] = {}

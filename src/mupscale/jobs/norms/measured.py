@@ -107,20 +107,28 @@ def _total(read: Callable[[int, int], Tensor], shape: tuple[int, ...]) -> Tensor
 
 
 def _rows(parts: Sequence[StoredBase]) -> Callable[[tuple[int, ...], int, int], Tensor]:
-    """A function that reads rows of the matrix behind the indices `outer`, from however many stored parts."""
+    """A function that reads rows of the matrix behind the indices `outer`, from however many stored parts.
+
+    Parts may be cut along any dimension. Gate and up of a Mixtral's experts are stored one by one, so the rows of its joined tensor of
+    4 experts are in 8 parts: expert 1 is filled by those that begin at (1, 0, 0) and (1, f, 0).
+    """
+    ends = [max(part.start[d] + part.shape[d] for part in parts) for d in range(len(parts[0].shape))]
 
     def read(outer: tuple[int, ...], first: int, last: int) -> Tensor:
-        found: dict[int, Tensor] = {}
         at = len(outer)
+        rows = torch.empty((last - first, *ends[at + 1 :]), dtype=parts[0].dtype, device="cpu")
         for part in parts:
             start, shape = part.start, part.shape
             if any(not a <= i < a + n for i, a, n in zip(outer, start, shape, strict=False)):
                 continue
             low, high = max(first, start[at]), min(last, start[at] + shape[at])
             if low < high:
-                rows = torch.empty((*(1,) * at, high - low, *shape[at + 1 :]), dtype=part.dtype, device="cpu")
-                part.read_([*outer, low, *start[at + 1 :]], rows)
-                found[low] = rows.view(high - low, prod(shape[at + 1 :]))
-        return torch.cat([found[low] for low in sorted(found)])
+                found = torch.empty(
+                    (*(1,) * at, high - low, *shape[at + 1 :]), dtype=part.dtype, device="cpu"
+                )
+                part.read_([*outer, low, *start[at + 1 :]], found)
+                inner = (slice(a, a + n) for a, n in zip(start[at + 1 :], shape[at + 1 :], strict=True))
+                rows[(slice(low - first, high - first), *inner)] = found.view(high - low, *shape[at + 1 :])
+        return rows.view(last - first, -1)
 
     return read

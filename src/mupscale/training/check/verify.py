@@ -186,7 +186,8 @@ class _Copies(Measuring):
     def drawn(self, memory: int) -> Certificate:
         """What holds. Where copies of experts part, other vectors are tried too: a token may lie between the first ones."""
         found = self.certificate(memory)
-        for draw in range(1, DRAWS if self.plan.parts_tokens and not found.holds else 1):
+        again = self.plan.parts_tokens and not found.holds and not isinstance(self.wide, Run)
+        for draw in range(1, DRAWS if again else 1):
             found = replace(self, draw=draw).certificate(memory)
             if found.holds:
                 break

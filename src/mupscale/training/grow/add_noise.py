@@ -15,7 +15,7 @@ from ...models.names import named_tensors, unwrap
 from ...noise.kinds import LaterNoise, Noise, wrong_noise
 from ...noise.measures import Statistic, statistic
 from ...noise.resolve import copied_norm, resolve_noise, unused_seed
-from ...noise.where import exempt_of
+from ...noise.where import exempt_of, is_router
 from ...plans.direction import Direction
 from ...plans.ends import check_end, identity_plan
 from ...runs.provenance import Growth
@@ -60,14 +60,20 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
             "add_noise parts the copies of a growth, and this run has no plan of one; grow it first, or write mu.Run(…, plan=plan)",
             code="plan.not_given",
         )
-    # What repeats a block wakes at growth alone: by now that block may have been trained further.
+    # What repeats a block wakes at growth alone: by now that block may have been trained further. Copies of experts were parted
+    # at growth too, by vectors in their router, which are far longer than what noise should be relative to.
+    entries = wide.plan.tensors.items()
+    routers = frozenset(name for name, entry in entries if is_router(name, entry))
     awake = {
-        name: replace(entry, repeats=False) for name, entry in wide.plan.tensors.items() if entry.repeats
+        name: replace(entry, repeats=False, chosen=None)
+        for name, entry in entries
+        if entry.repeats or entry.chosen is not None
     }
     plan, model = wide.plan.with_tensors(awake), unwrap(wide.model)
     check_end(plan, model, "wide")
     tensors = {name: tensor for name, _, tensor in named_tensors(model)}
     exempt = exempt_of(model, plan, "wide")
+    exempt = replace(exempt, frozen=exempt.frozen | routers)
 
     def measure(name: str, what: Statistic) -> Tensor:
         if what == "mean":
