@@ -174,11 +174,11 @@ def test_the_router_parts_copies_whatever_noise_its_experts_get(noise):
     """Control: with the noise itself in the router, copies tie and the loss moves."""
     run = trained()
     wide = from_live(run, None, noise)
-    assert share_kept(PLAN, run.model, wide, loss) > 0.95
+    assert (share_kept(PLAN, run.model, wide, loss) or 0) > 0.95
     assert float(loss(wide)) == pytest.approx(float(loss(run.model)), rel=0.02)
-    tied = fill_model_(own(8), run.model, Direction(PLAN))
+    tied: Any = fill_model_(own(8), run.model, Direction(PLAN))
     tied.router.weight.data.mul_(1 + 1e-9 * torch.randn(tied.router.weight.shape))
-    assert share_kept(PLAN, run.model, tied, loss) < 0.5
+    assert (share_kept(PLAN, run.model, tied, loss) or 0) < 0.5
 
 
 def test_noise_that_is_paired_over_a_wider_router_parts_its_copies_too():
@@ -188,7 +188,7 @@ def test_noise_that_is_paired_over_a_wider_router_parts_its_copies_too():
     both = Mixture("renormalised", 8, 2, width=24)
     plan = wider.then(replace(mu.plans.more_experts_plan(make(), both, (4, 8)), proof="loss"))
     wide = mu.load_grown_(run, both, plan=plan, noise=mu.PairedNoise(0.01)).model
-    assert share_kept(plan, run.model, wide, loss) > 0.9
+    assert (share_kept(plan, run.model, wide, loss) or 0) > 0.9
 
 
 def test_experts_for_all_tokens_and_for_few_do_not_compose():
@@ -207,9 +207,10 @@ def test_experts_for_all_tokens_and_for_few_do_not_compose():
 
 def test_noise_that_is_added_later_leaves_routers_that_have_parted():
     wide = mu.upscale(trained(), lambda: own(8), plan=PLAN, loss=loss)
-    noisy = mu.add_noise(wide, mu.SignalNoise(0.01))
-    assert torch.equal(wide.model.router.weight, noisy.model.router.weight)
-    assert not torch.equal(wide.model.up, noisy.model.up)
+    noisy = mu.add_noise(wide, mu.SignalNoise(0.01)).model.state_dict()
+    same = {name: torch.equal(tensor, noisy[name]) for name, tensor in wide.model.state_dict().items()}
+    assert same["router.weight"]
+    assert not same["up"]
 
 
 def test_noise_of_another_plan_and_a_frozen_router_are_refused():
