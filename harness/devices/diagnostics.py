@@ -83,7 +83,7 @@ def gradient_norms_and_clipping(device: Device) -> Any:
     base.loss(grown.model).backward()
     found = mu.diagnostics
     norms = [found.grad_norm(grown.model, grown, p=p) for p in (2.0, 1.0, float("inf"))]
-    clipped = found.clip_grad_norm_(grown.model, grown, max_norm=0.01)
+    clipped = mu.trainers.clip_grad_norm_(grown.model, grown, max_norm=0.01)
     return norms, clipped, [p.grad for p in grown.model.parameters()], found.reference_lr(grown.optimizer)
 
 
