@@ -1,7 +1,7 @@
 """DeepSpeed engines continue from a universal checkpoint that was grown, and their losses are the base's.
 
 A small network is trained by a stock DeepSpeed engine on two ranks of CPUs: AdamW, a group with decay and one without, and a
-LambdaLR. `ds_to_universal` converts its checkpoint, `grow_universal_checkpoint` writes one of twice the width, without noise, and
+LambdaLR. `ds_to_universal` converts its checkpoint, `grow_checkpoint` writes one of twice the width, without noise, and
 a stock engine of that width loads it (`load_universal`). With new units that are awake the first loss is the base's too. Controls start from the same files with one thing changed: moments that
 were copied without units, no moments, the base's learning rates in every group.
 
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 import mupscale as mu
 from harness.program import Outcome, option, run
 from harness.torchrun import AWAKE, CHANGED, Curves, compared, finish
+from mupscale.formats.deepspeed.grow import grow_universal_checkpoint
 
 WORLD, WORDS, WIDTH, K, ROWS = 2, 50, 16, 2, 32
 STOP, END = 6, 12
@@ -136,7 +137,7 @@ def run_stage(stage: int, folder: Path) -> Curves:
         convert(narrow)
         units = mu.infer_plan(make(WIDTH), make(K * WIDTH), loss=loss, by="units")
         mu.grow_checkpoint(narrow, folder / AWAKE, plan=units, noise=mu.NewUnits())
-        mu.trainers.grow_universal_checkpoint(narrow, wide, plan=plan)
+        grow_universal_checkpoint(narrow, wide, plan=plan)
         for control in ("units", "fresh"):
             change(wide, folder / control, plan, control)
         shutil.copytree(wide, folder / "rates")

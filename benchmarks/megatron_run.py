@@ -49,6 +49,7 @@ from torch.overrides import TorchFunctionMode
 import mupscale as mu
 from harness.program import Outcome, option, run
 from harness.torchrun import AWAKE, CHANGED, Curves, compared, finish
+from mupscale.formats.megatron.grow import grow_megatron_checkpoint
 
 WORDS, WIDTH, K, LENGTH, ROWS = 64, 32, 2, 16, 8
 STOP, END = 8, 16
@@ -444,9 +445,9 @@ def worker(case: str, folder: Path) -> None:
     own = job.weights() if isinstance(job, FsdpJob) else {}
     curves: Curves = {"base": train(job, STOP, END)}
     if dist.get_rank() == 0:
-        mu.trainers.grow_megatron_checkpoint(narrow, wide, plan=plan)
+        grow_megatron_checkpoint(narrow, wide, plan=plan)
         if units is not None:
-            mu.trainers.grow_megatron_checkpoint(narrow, folder / AWAKE, plan=units, noise=mu.NewUnits())
+            grow_megatron_checkpoint(narrow, folder / AWAKE, plan=units, noise=mu.NewUnits())
     dist.barrier()
     for name in ("wide", *((AWAKE, *CHANGED) if case in ("plain", "fsdp") else ())):
         start = folder / AWAKE if name == AWAKE else wide

@@ -23,6 +23,7 @@ from harness.models import CASES
 from harness.program import Outcome, option, pool, run
 from harness.runs import step
 from harness.setups import SETUPS
+from mupscale.training.units.clip import grad_norm
 
 STEPS, SHARE, WORST = 3, 0.3, 1e-9
 
@@ -54,7 +55,7 @@ def certify(setup_name: str, case_name: str, clipped: bool) -> Result:
         base = warm_base(setup, case)
         base.model.zero_grad()
         case.loss(base.model, setup.warm).backward()  # type: ignore[no-untyped-call]
-        bound = SHARE * float(mu.diagnostics.grad_norm(base.model, base))
+        bound = SHARE * float(grad_norm(base.model, base))
         wide = mu.upscale(base, lambda: case.make(case.wide), mu.MupNoise(0.0), plan=case.plan)
         certificate = mu.verify(base, wide, step=stepped, steps=STEPS)
         caught = None

@@ -64,9 +64,7 @@ def fit(width: int, stop: int, resume: Path | None = None, callback: L.Callback 
 with tempfile.TemporaryDirectory() as room:
     narrow, wide = Path(room, "base.ckpt"), Path(room, "wide.ckpt")
     fit(16, STOP).save_checkpoint(narrow)
-    mu.trainers.grow_lightning_checkpoint(
-        narrow, wide, plan=mu.plans.plan_between(make, 16, 64), prefix="model."
-    )
+    mu.grow_checkpoint(narrow, wide, plan=mu.plans.plan_between(make, 16, 64))
     runs = fit(16, END, narrow), fit(64, END, wide, mu.trainers.LightningCallback(wide)), fit(64, END, wide)
 base, grown, control = (trainer.lightning_module.losses for trainer in runs)
 

@@ -20,6 +20,8 @@ from harness.devices.models import (
     stepping,
     trained,
 )
+from mupscale.training.check import symmetry as check
+from mupscale.training.units import clip
 
 case = Group("diagnostics")
 Device = torch.device
@@ -38,29 +40,28 @@ def symmetry_and_awake(device: Device) -> Any:
     base = trained(device)
     grown = _upscaled(base)
     base.steps(grown, 1)
-    return mu.diagnostics.symmetry(grown), mu.diagnostics.awake(grown)
+    return mu.diagnostics.growth_numbers(None, grown, tensors=True)
 
 
 @case
 def noise_shares(device: Device) -> Any:
     base = trained(device)
     grown = _upscaled(base)
-    return mu.diagnostics.noise_shares(base.run, grown)
+    return check.noise_shares(base.run, grown)
 
 
 @case(quick=True)
 def noise_shares_of_a_deeper_model(device: Device) -> Any:
     """With random readers, which are copies of nothing."""
     base = trained(device, Residual, 2)
-    return mu.diagnostics.noise_shares(base.run, _deeper(base, mu.NewUnits("random")))
+    return check.noise_shares(base.run, _deeper(base, mu.NewUnits("random")))
 
 
 @case
 def noise_shares_of_a_padded_model(device: Device) -> Any:
     base = trained(device, rms_mlp)
     grown = mu.upscale(base.run, lambda: rms_mlp(24), mu.SignalNoise(0.05), plan=padded_plan(base.x))
-    found = mu.diagnostics
-    return found.noise_shares(base.run, grown), found.symmetry(grown), found.awake(grown)
+    return mu.diagnostics.growth_numbers(base.run, grown, tensors=True)
 
 
 @case
@@ -81,16 +82,20 @@ def gradient_norms_and_clipping(device: Device) -> Any:
     grown = _upscaled(base)
     grown.optimizer.zero_grad()
     base.loss(grown.model).backward()
-    found = mu.diagnostics
-    norms = [found.grad_norm(grown.model, grown, p=p) for p in (2.0, 1.0, float("inf"))]
+    norms = [clip.grad_norm(grown.model, grown, p=p) for p in (2.0, 1.0, float("inf"))]
     clipped = mu.trainers.clip_grad_norm_(grown.model, grown, max_norm=0.01)
-    return norms, clipped, [p.grad for p in grown.model.parameters()], found.reference_lr(grown.optimizer)
+    return (
+        norms,
+        clipped,
+        [p.grad for p in grown.model.parameters()],
+        mu.diagnostics.reference_lr(grown.optimizer),
+    )
 
 
 @case
 def gradient_norm_without_gradients(device: Device) -> Any:
     grown = mu.grow(trained(device).run.model, lambda: mlp(32))
-    return mu.diagnostics.grad_norm(grown.model, grown)
+    return clip.grad_norm(grown.model, grown)
 
 
 @case

@@ -26,6 +26,7 @@ from harness.devices.models import (
     trained_on_images,
     trained_on_tokens,
 )
+from mupscale.training.check.symmetry import awake
 
 case = Group("growth")
 Device = torch.device
@@ -325,7 +326,7 @@ def narrow(device: Device) -> Any:
 
 def _deeper(base: Trained, plan: mu.Plan) -> Any:
     grown = mu.upscale(base.run, lambda: Residual(3), mu.SignalNoise(0.05), plan=plan)
-    return grown, base.steps(grown), mu.diagnostics.awake(grown)
+    return grown, base.steps(grown), awake(grown)
 
 
 @case(quick=True)
@@ -366,7 +367,7 @@ def padded(device: Device) -> Any:
 def padded_by_a_plan_of_the_cpu(device: Device) -> Any:
     base = trained(device, rms_mlp)
     grown = mu.upscale(base.run, lambda: rms_mlp(24), mu.SignalNoise(0.05), plan=padded_plan(base.x))
-    return grown, base.steps(grown), mu.diagnostics.awake(grown)
+    return grown, base.steps(grown), awake(grown)
 
 
 @case(quick=True)

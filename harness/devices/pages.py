@@ -10,6 +10,7 @@ from torch import nn
 import mupscale as mu
 from harness.devices.case import Group
 from harness.devices.models import deep_mlp, mlp, proved, stepping, trained
+from mupscale.training.check.symmetry import noise_shares, symmetry
 
 case = Group("pages")
 Device = torch.device
@@ -58,12 +59,12 @@ def tutorial(device: Device) -> Any:
 def upscale_page(device: Device) -> Any:
     base = trained(device, deep_mlp, 32, steps=30)
     wide = mu.upscale(base.run, lambda: deep_mlp(128), mu.MupNoise(sigma=0.1), seed=0)
-    shares = mu.diagnostics.noise_shares(base.run, wide)
+    shares = noise_shares(base.run, wide)
     base.steps(wide, 5)
-    symmetry = mu.diagnostics.symmetry(wide)
+    apart = symmetry(wide)
     sigmas = wide.provenance["noise"]["sigmas"]
     again = mu.upscale(base.run, lambda: deep_mlp(128), mu.MupNoise(sigmas), seed=1)
-    return shares, symmetry, again
+    return shares, apart, again
 
 
 @case

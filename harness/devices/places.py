@@ -25,6 +25,7 @@ from harness.devices.models import (
     trained,
     trained_beside_a_table,
 )
+from mupscale.training.check.symmetry import noise_shares, symmetry
 
 case = Group("places")
 Device = torch.device
@@ -131,7 +132,7 @@ def random_states_are_kept(device: Device) -> Any:
     before = [*pretend_device.rng_states(), torch.get_rng_state()]
     mu.verify(base.run, lambda: dropout_mlp(32), step=base.step, steps=2)
     grown = mu.upscale(base.run, lambda: dropout_mlp(32), mu.SignalNoise(0.05))
-    mu.diagnostics.noise_shares(base.run, grown)
+    noise_shares(base.run, grown)
     after = [*pretend_device.rng_states(), torch.get_rng_state()]
     return [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
 
@@ -311,7 +312,7 @@ def symmetry_and_noise_shares(device: Device) -> Any:
     with as_default(device):
         base = trained(device)
         grown = mu.upscale(base.run, wide, mu.MupNoise(0.1))
-        return mu.diagnostics.symmetry(grown), mu.diagnostics.noise_shares(base.run, grown)
+        return symmetry(grown), noise_shares(base.run, grown)
 
 
 @default

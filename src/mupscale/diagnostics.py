@@ -1,4 +1,4 @@
-"""Measurements of a run: norms at the reference, symmetry of copies, what is awake, noise, coordinates, certificates."""
+"""Measurements of a run: the numbers of growth, the learning rate at the reference, coordinates, certificates, provenance."""
 
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from .training.check.coordinates import Coordinates as Coordinates  # not listed
     from .training.check.coordinates import coordinate_check as coordinate_check
     from .training.check.growth_numbers import growth_numbers as growth_numbers
-    from .training.check.symmetry import awake as awake
-    from .training.check.symmetry import noise_shares as noise_shares
-    from .training.check.symmetry import symmetry as symmetry
     from .training.rates.reference import reference_lr as reference_lr
-    from .training.units.clip import grad_norm as grad_norm
 
 __getattr__ = exported(__name__)

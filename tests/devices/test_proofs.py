@@ -23,6 +23,7 @@ from mupscale.tensors import differences, spectral
 from mupscale.tensors.devices import exact, has_float64, holds_float64
 from mupscale.training.check import clone_run as run_copies
 from mupscale.training.check import symmetry
+from mupscale.training.check.symmetry import noise_shares
 from mupscale.training.start import drawn as structure
 from mupscale.training.start import init
 
@@ -302,7 +303,7 @@ def diagnosed(where):
     """What measures weights in float64, as numbers."""
     run, loss = trained(mlp, 16, where)
     wide = mu.upscale(run, lambda: mlp(32), mu.SignalNoise(0.05))
-    shares = mu.diagnostics.noise_shares(run, wide)
+    shares = noise_shares(run, wide)
     certificate = mu.verify(run, lambda: mlp(32), loss=loss, dtype=torch.float32)
     length = statistics.statistic(run.model[0].bias, "norm")
     drawn = mlp(64).to(where)
@@ -310,7 +311,7 @@ def diagnosed(where):
     deep, loss = trained(Blocks, 2, where)
     plan = mu.infer_plan(deep.model, lambda: Blocks(3), loss=loss, order={"blocks": [0, None, 1]})
     woken = mu.upscale(deep, lambda: Blocks(3), mu.SignalNoise(0.05), plan=plan)
-    found = (*shares.values(), *mu.diagnostics.noise_shares(deep, woken).values())
+    found = (*shares.values(), *noise_shares(deep, woken).values())
     assert {t.device.type for m in (drawn, wide.model, woken.model) for t in m.parameters()} == {where.type}
     numbers = (number for one in found for number in one)
     sizes = (float(p.detach().norm()) for p in drawn.parameters())

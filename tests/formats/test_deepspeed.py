@@ -18,6 +18,7 @@ import mupscale as mu
 from harness.closeness import largest_gaps
 from harness.growth.experts import Mixture
 from harness.refusals import refusal, refused
+from mupscale.formats.deepspeed.grow import grow_universal_checkpoint
 from mupscale.formats.deepspeed.universal import read_universal
 
 TAG = "global_step3_universal"
@@ -145,7 +146,7 @@ def restored(folder):
 def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(narrow, tmp_path):
     """Controls: moments that are copied without units, and the base's own rate in every group, lose the base's losses."""
     folder, run = narrow
-    left = mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
+    left = grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
     assert [name.rpartition(" ")[2] for name in left] == ["clip_grad"]
     wide, found = mu.grow(run, make(2 * WIDTH), plan=PLAN), restored(tmp_path / "wide")
     for (name, a), b in zip(wide.model.named_parameters(), found.model.parameters(), strict=True):
@@ -166,7 +167,7 @@ def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(narrow, tmp_path
 
 def test_the_result_holds_plain_values_and_the_schedule_of_its_groups(narrow, tmp_path):
     folder, _ = narrow
-    mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
+    grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
     groups = torch.load(tmp_path / "wide" / TAG / "zero" / "optimizer_state.pt")["param_groups"]
     model = torch.load(tmp_path / "wide" / TAG / "mp_rank_00_model_states.pt")
     factors = [group["lr_factor"] for group in groups]
@@ -181,8 +182,8 @@ def test_the_result_holds_plain_values_and_the_schedule_of_its_groups(narrow, tm
 def test_growing_twice_is_growing_by_the_product(narrow, tmp_path):
     folder, run = narrow
     again = mu.plans.plan_between(make, 2 * WIDTH, 4 * WIDTH)
-    mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
-    mu.trainers.grow_universal_checkpoint(tmp_path / "wide", tmp_path / "wider", plan=again)
+    grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
+    grow_universal_checkpoint(tmp_path / "wide", tmp_path / "wider", plan=again)
     whole = mu.grow(run, make(4 * WIDTH), plan=PLAN.then(again), prove=False)
     for name, parameter in whole.model.named_parameters():
         for key, expected in (("fp32", parameter.detach()), *whole.optimizer.state[parameter].items()):
@@ -203,7 +204,7 @@ def test_noise_is_that_of_the_seed_and_leaves_moments_alone(narrow, tmp_path, no
 
 def refuse(folder, tmp_path, code, where=(), **given):
     with refused(code, where=where):
-        mu.trainers.grow_universal_checkpoint(folder, tmp_path / "refused", **{"plan": PLAN, **given})
+        grow_universal_checkpoint(folder, tmp_path / "refused", **{"plan": PLAN, **given})
     assert not (tmp_path / "refused").exists()
 
 
@@ -272,7 +273,7 @@ def test_an_optimizer_of_an_unknown_class_is_to_be_named(narrow, tmp_path):
     change_settings(folder, lambda told: [group.update(its_own=1) for group in told["param_groups"]])
     refuse(folder, tmp_path, "state.optimizer_unclear", ("its_own", "optimizer_class="))
     change_settings(folder, lambda told: [group.pop("its_own") for group in told["param_groups"]])
-    mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
+    grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
 
 
 def test_no_pickle_is_executed(narrow, tmp_path, monkeypatch):
@@ -286,7 +287,7 @@ def test_no_pickle_is_executed(narrow, tmp_path, monkeypatch):
     file = folder / TAG / "mp_rank_00_model_states.pt"
     tree = torch.load(file)
     torch.save({**tree, "mine": Trap()}, file, pickle_module=pickle)
-    left = mu.trainers.grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
+    left = grow_universal_checkpoint(folder, tmp_path / "wide", plan=PLAN)
     assert any("mine" in name for name in left)
     assert not (tmp_path / "sprung").exists()
     assert "mine" not in torch.load(tmp_path / "wide" / TAG / "mp_rank_00_model_states.pt")
@@ -299,7 +300,7 @@ def test_a_tag_that_leads_elsewhere_is_refused_by_every_reader(tag, narrow, tmp_
     """Control: the same folder under its own name, with the end of line that editors add."""
     folder, _ = narrow
     out, model = tmp_path / "wide", make(2 * WIDTH)
-    mu.trainers.grow_universal_checkpoint(folder, out, plan=PLAN)
+    grow_universal_checkpoint(folder, out, plan=PLAN)
     shutil.copytree(out, tmp_path / "outside")
     (out / "latest_universal").write_text(f"{TAG}\n")
     assert mu.trainers.universal_groups(out, model)
@@ -307,7 +308,7 @@ def test_a_tag_that_leads_elsewhere_is_refused_by_every_reader(tag, narrow, tmp_
         (place / "latest_universal").write_text(tag)
     for call in (
         lambda: mu.trainers.universal_groups(out, model),
-        lambda: mu.trainers.grow_universal_checkpoint(folder, tmp_path / "refused", plan=PLAN),
+        lambda: grow_universal_checkpoint(folder, tmp_path / "refused", plan=PLAN),
     ):
         refusal(call)
     assert not (tmp_path / "refused").exists()
@@ -334,7 +335,7 @@ class Engine:
 def test_an_engine_gets_the_settings_of_its_groups_and_steps_of_their_own(narrow, tmp_path):
     folder, _ = narrow
     out, model = tmp_path / "wide", make(2 * WIDTH)
-    mu.trainers.grow_universal_checkpoint(folder, out, plan=PLAN)
+    grow_universal_checkpoint(folder, out, plan=PLAN)
     groups = mu.trainers.universal_groups(out, model)
     rates = [group["lr"] for group in groups]
     engine = Engine(torch.optim.AdamW(groups))

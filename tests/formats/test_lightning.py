@@ -16,6 +16,7 @@ import mupscale as mu
 from harness import trainer as bench
 from harness.refusals import refused
 from harness.trainer import Setting, fit, gap, lightning_module, plan_for
+from mupscale.formats.lightning.grow import grow_lightning_checkpoint
 from mupscale.runs.growth_record import KEY
 from mupscale.trainers.going_on import both_plans
 
@@ -135,7 +136,7 @@ def test_a_file_has_the_history_of_the_run_that_it_continues(tmp_path):
     torch.save({"state_dict": weights, "optimizer_states": []}, files[0])
     for n, base, wide in ((8, *files[:2]), (16, *files[1:])):
         plan = mu.plans.plan_between(make, n // 2, n)
-        mu.trainers.grow_lightning_checkpoint(base, wide, plan=plan)
+        grow_lightning_checkpoint(base, wide, plan=plan)
         live = mu.grow(live, partial(make, n), plan=plan)
     assert mu.diagnostics.read_provenance(files[2]) == live.provenance
     assert mu.diagnostics.read_provenance(files[1]).growths == live.provenance.growths[:1], "control"
@@ -217,9 +218,7 @@ CLIPS: dict[str, dict[str, Any]] = {
 def test_clipping_by_norm_or_value_or_not_at_all(clip, tmp_path):
     base, wide = tmp_path / "base.ckpt", tmp_path / "wide.ckpt"
     train(Small(8), stop=8, **CLIPS[clip]).save_checkpoint(base)
-    mu.trainers.grow_lightning_checkpoint(
-        base, wide, plan=SMALL, prefix="net.", names=[[NAMES[:2], NAMES[2:]]]
-    )
+    grow_lightning_checkpoint(base, wide, plan=SMALL, prefix="net.", names=[[NAMES[:2], NAMES[2:]]])
     train(on := Small(8), base, **CLIPS[clip])
     train(
         grown := Small(24),
@@ -235,9 +234,9 @@ def test_clipping_by_norm_or_value_or_not_at_all(clip, tmp_path):
 def test_growing_twice_counts_from_the_first_reference(tmp_path):
     paths = [tmp_path / f"{i}.ckpt" for i in range(3)]
     train(Small(8, named=True), stop=4).save_checkpoint(paths[0])
-    mu.trainers.grow_lightning_checkpoint(paths[0], paths[1], plan=SMALL, prefix="net.")
+    mu.grow_checkpoint(paths[0], paths[1], plan=SMALL)  # "net." is found
     more = mu.plans.plan_between(make, 24, 48)
-    mu.trainers.grow_lightning_checkpoint(paths[1], paths[2], plan=more, prefix="net.")
+    mu.grow_checkpoint(paths[1], paths[2], plan=more)
     assert both_plans(paths[2]) == (more, SMALL.then(more))
     train(on := Small(8, named=True), paths[0], stop=12)
     train(
@@ -256,7 +255,7 @@ def test_what_is_in_doubt_is_refused(tmp_path):
 
     def refuse(code: str, path: Path = base, where: str = "", **options: Any) -> None:
         with refused(code, where=where):
-            mu.trainers.grow_lightning_checkpoint(path, out, plan=SMALL, **{"prefix": "net.", **options})
+            grow_lightning_checkpoint(path, out, plan=SMALL, **{"prefix": "net.", **options})
         assert not out.exists()
 
     refuse("state.group_sizes_differ")  # two groups without names

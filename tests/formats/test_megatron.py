@@ -32,6 +32,7 @@ from harness.megatron_files import key_of
 from harness.megatron_files import torch_dist as write
 from harness.refusals import refused
 from mupscale.files.directory import read_directory
+from mupscale.formats.megatron.grow import grow_megatron_checkpoint
 
 WORDS, WIDTH, HEAD, LAYERS = 12, 8, 2, 2
 
@@ -194,9 +195,7 @@ def goes_on(base, found, odd, plain):
 def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(tmp_path, ranks, copies):
     """Controls: moments that are copied without units, and the base's own rate in every group, lose the base's losses."""
     run, out = trained(), tmp_path / "wide"
-    left = mu.trainers.grow_megatron_checkpoint(
-        write(tmp_path / "narrow", run, ranks, copies), out, plan=PLAN
-    )
+    left = grow_megatron_checkpoint(write(tmp_path / "narrow", run, ranks, copies), out, plan=PLAN)
     assert set(left) == {"common.pt: args", "common.pt: param_groups", "rng_state/shard_0_1"}
     wide, found = mu.grow(run, Model(2 * WIDTH), plan=PLAN), restored(out)
     for (name, a), b in zip(wide.model.named_parameters(), found.model.parameters(), strict=True):
@@ -223,7 +222,7 @@ def test_rates_decay_and_eps_are_where_the_schedule_and_the_optimizer_read_them(
     }.items():
         monkeypatch.setitem(sys.modules, name, part)
     narrow = write(tmp_path / "narrow", trained())
-    mu.trainers.grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN)
+    grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN)
     overrides = mu.trainers.megatron_overrides(tmp_path / "wide")
     plain = mu.grow(trained(), Model(2 * WIDTH), plan=PLAN)
     names = {p: n for n, p in plain.model.named_parameters()}
@@ -245,7 +244,7 @@ def test_rates_decay_and_eps_are_where_the_schedule_and_the_optimizer_read_them(
     ]
     assert len(set(found)) == len(found) == len(overrides) > 2
     assert any(override["default_config"] for override in overrides.values())
-    with refused("megatron.was_not_grown", where="grow_megatron_checkpoint"):
+    with refused("megatron.was_not_grown", where="grow_checkpoint"):
         mu.trainers.megatron_overrides(narrow)
 
 
@@ -254,10 +253,10 @@ def test_a_folder_of_iterations_and_growing_twice(tmp_path):
     run, out = trained(), tmp_path / "wide"
     write(tmp_path / "run" / "iter_0000003", run)
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("3\n")
-    mu.trainers.grow_megatron_checkpoint(tmp_path / "run", out, plan=PLAN)
+    grow_megatron_checkpoint(tmp_path / "run", out, plan=PLAN)
     assert (out / "latest_checkpointed_iteration.txt").read_text() == "3"
     again = planned(2 * WIDTH, 4 * WIDTH)
-    left = mu.trainers.grow_megatron_checkpoint(out, tmp_path / "wider", plan=again)
+    left = grow_megatron_checkpoint(out, tmp_path / "wider", plan=again)
     assert left == {}
     whole = mu.grow(run, Model(4 * WIDTH), plan=PLAN.then(again), prove=False)
     for name, parameter in whole.model.named_parameters():
@@ -275,16 +274,16 @@ def test_noise_on_a_grown_checkpoint_is_that_of_its_first_base(tmp_path):
     """Named by its run or by its iteration, it gets the same noise. Without its record it gets none; copying that helps."""
     write(tmp_path / "run" / "iter_0000003", trained())
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("3")
-    mu.trainers.grow_megatron_checkpoint(tmp_path / "run", tmp_path / "wide", plan=PLAN)
+    grow_megatron_checkpoint(tmp_path / "run", tmp_path / "wide", plan=PLAN)
     again = {"plan": planned(2 * WIDTH, 4 * WIDTH), "noise": mu.SignalNoise(0.1), "seed": 1}
     mu.grow_checkpoint(tmp_path / "wide", tmp_path / "a", **again)
-    mu.trainers.grow_megatron_checkpoint(tmp_path / "wide" / "iter_0000003", tmp_path / "b", **again)
+    grow_megatron_checkpoint(tmp_path / "wide" / "iter_0000003", tmp_path / "b", **again)
     name = "decoder.layers.1.mlp.linear_fc2.weight"
     assert torch.equal(read(tmp_path / "a" / "iter_0000003", name), read(tmp_path / "b", name))
     shutil.copytree(tmp_path / "wide" / "iter_0000003", tmp_path / "saved")
     refuse(tmp_path / "saved", tmp_path, "noise.first_base_unknown", "mupscale.json", **again)
     shutil.copy(tmp_path / "wide" / "mupscale.json", tmp_path / "saved")
-    mu.trainers.grow_megatron_checkpoint(tmp_path / "saved", tmp_path / "c", **again)
+    grow_megatron_checkpoint(tmp_path / "saved", tmp_path / "c", **again)
     assert torch.equal(read(tmp_path / "b", name), read(tmp_path / "c", name))
 
 
@@ -301,7 +300,7 @@ def test_the_optimizer_of_transformer_engine_is_told_by_its_groups(tmp_path):
             {**{k: g[k] for k in kept}, "bias_correction": True, "step": 3} for g in tree["param_groups"]
         ]
 
-    mu.trainers.grow_megatron_checkpoint(
+    grow_megatron_checkpoint(
         write(tmp_path / "narrow", trained(), change=fused), tmp_path / "wide", plan=PLAN
     )
     plain = mu.grow(trained(), Model(2 * WIDTH), plan=PLAN)
@@ -320,7 +319,7 @@ def test_weights_in_bfloat16_are_rounded_from_their_copies(tmp_path, noise):
     """Control: the base's own bfloat16 weights, with the same noise, round otherwise."""
     run = trained()
     narrow = write(tmp_path / "narrow", run, copies="fp32_param", dtype=torch.bfloat16)
-    mu.trainers.grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN, noise=noise, seed=5)
+    grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN, noise=noise, seed=5)
     same, other = (mu.upscale(run, Model(2 * WIDTH), plan=PLAN, noise=noise, seed=seed) for seed in (5, 6))
     name = "decoder.layers.1.mlp.linear_fc2.weight"
     weight = same.model.get_parameter(name).detach()
@@ -339,7 +338,7 @@ def test_groups_can_be_named_and_must_be_when_the_rule_does_not_tell_them(tmp_pa
 
     narrow = write(tmp_path / "narrow", run, change=both_decay)
     refuse(narrow, tmp_path, "state.groups_ambiguous", "names=")
-    left = mu.trainers.grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN, names=members)
+    left = grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN, names=members)
     assert "common.pt: param_groups" not in left
     refuse(narrow, tmp_path, "state.in_no_group", names=members[:1] * 2)
     refuse(narrow, tmp_path, "state.names_not_per_group", names=members[:1])
@@ -350,7 +349,7 @@ def test_groups_can_be_named_and_must_be_when_the_rule_does_not_tell_them(tmp_pa
 
 def refuse(folder, tmp_path, code, where=(), **given):
     with refused(code, where=where):
-        mu.trainers.grow_megatron_checkpoint(folder, tmp_path / "refused", **{"plan": PLAN, **given})
+        grow_megatron_checkpoint(folder, tmp_path / "refused", **{"plan": PLAN, **given})
     assert not (tmp_path / "refused").exists()
 
 
@@ -397,7 +396,7 @@ def test_other_formats_are_refused_and_other_doors_say_where_to_go(tmp_path):
     narrow = write(tmp_path / "narrow", trained())
     refuse(narrow, tmp_path, "checkpoint.shape_differs", plan=planned(2 * WIDTH, 4 * WIDTH))
     for door in (lambda: mu.load_grown_(narrow, Model(2 * WIDTH), plan=PLAN), lambda: read_directory(narrow)):
-        with refused("directory.is_megatron", where="grow_megatron_checkpoint"):
+        with refused("directory.is_megatron", where="grow_checkpoint"):
             door()
     (narrow / "metadata.json").write_text('{"sharded_backend": "zarr"}')
     refuse(narrow, tmp_path, "megatron.other_format", "zarr")
@@ -437,7 +436,7 @@ def test_no_pickle_is_executed(tmp_path, file):
     narrow = write(tmp_path / "narrow", trained())
     if file == "common.pt":
         torch.save({**torch.load(narrow / file, weights_only=False), "mine": Trap()}, narrow / file)
-        left = mu.trainers.grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN)
+        left = grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN)
         assert "common.pt: mine" in left
         assert "mine" not in torch.load(tmp_path / "wide" / file)
     else:

@@ -15,6 +15,7 @@ import mupscale as mu
 from harness.megatron_files import META, MODEL, MOMENTS, STATE, halves
 from harness.megatron_files import fsdp_dtensor as write
 from harness.refusals import refused
+from mupscale.formats.megatron.grow import grow_megatron_checkpoint
 from tests.formats.test_megatron import (
     PLAN,
     WIDTH,
@@ -71,7 +72,7 @@ def test_the_wide_files_have_the_bits_of_widen_and_losses_go_on(tmp_path, ranks)
     run, out = trained(), tmp_path / "wide"
     narrow = write(tmp_path / "run" / "iter_0000003", run, ranks)
     (narrow.parent / "latest_checkpointed_iteration.txt").write_text("3\n")
-    left = mu.trainers.grow_megatron_checkpoint(narrow.parent, out, plan=PLAN)
+    left = grow_megatron_checkpoint(narrow.parent, out, plan=PLAN)
     assert set(left) == {"args"}
     assert (out / "latest_checkpointed_iteration.txt").read_text() == "3"
     out = out / "iter_0000003"
@@ -89,7 +90,7 @@ def test_noise_has_the_bits_of_upscale_in_both_halves(tmp_path, noise):
     """Control: another seed."""
     run = trained()
     narrow = write(tmp_path / "narrow", run, ranks=2)
-    mu.trainers.grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN, noise=noise, seed=5)
+    grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN, noise=noise, seed=5)
     same, other = (mu.upscale(run, Model(2 * WIDTH), plan=PLAN, noise=noise, seed=seed) for seed in (5, 6))
     for name, parameter in same.model.named_parameters():
         assert torch.equal(read(tmp_path / "wide", name), parameter), name
@@ -101,9 +102,9 @@ def test_noise_has_the_bits_of_upscale_in_both_halves(tmp_path, noise):
 def test_tensors_of_one_group_have_the_same_settings_and_rates_are_the_schedules(tmp_path):
     """Megatron refuses a group whose tensors disagree. Growing twice gives the rates of growing once by as much."""
     run = trained()
-    mu.trainers.grow_megatron_checkpoint(write(tmp_path / "narrow", run), tmp_path / "wide", plan=PLAN)
+    grow_megatron_checkpoint(write(tmp_path / "narrow", run), tmp_path / "wide", plan=PLAN)
     again = planned(2 * WIDTH, 4 * WIDTH)
-    assert mu.trainers.grow_megatron_checkpoint(tmp_path / "wide", tmp_path / "wider", plan=again) == {}
+    assert grow_megatron_checkpoint(tmp_path / "wide", tmp_path / "wider", plan=again) == {}
     whole = mu.grow(run, Model(4 * WIDTH), plan=PLAN.then(again), prove=False)
     told = settings(tmp_path / "wider")
     names = {p: n for n, p in whole.model.named_parameters()}
@@ -158,7 +159,7 @@ def test_random_states_stay_behind_and_a_warm_up_is_told(tmp_path):
         values["opt_param_scheduler.lr_warmup_steps"] = 9
 
     narrow = write(tmp_path / "narrow", trained(), change=change)
-    left = mu.trainers.grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN)
+    left = grow_megatron_checkpoint(narrow, tmp_path / "wide", plan=PLAN)
     assert set(left) == {"args", "rng_state", "opt_param_scheduler"}
     described = FileSystemReader(tmp_path / "wide").read_metadata().state_dict_metadata
     assert not [key for key in described if key.startswith("rng_state")]
@@ -168,7 +169,7 @@ def test_a_base_has_no_overrides_and_megatron_is_asked_for_by_name(tmp_path):
     """The base's own rates would be those of the wide job."""
     with refused("megatron.was_not_grown"):
         mu.trainers.megatron_overrides(write(tmp_path / "narrow", trained()))
-    mu.trainers.grow_megatron_checkpoint(tmp_path / "narrow", tmp_path / "wide", plan=PLAN)
+    grow_megatron_checkpoint(tmp_path / "narrow", tmp_path / "wide", plan=PLAN)
     if find_spec("megatron") is None:
         with refused("extra.missing", where="megatron-core"):
             mu.trainers.megatron_overrides(tmp_path / "wide")

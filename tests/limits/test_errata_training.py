@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import mupscale as mu
 from mupscale.budgets.flops import gpt2_parameters, transformer_flops
+from mupscale.training.units.clip import grad_norm
 from reproduce.limits.measure import largest
 from reproduce.paper_cost import CONTEXT, EXPERIMENTS, LAYERS, VOCABULARY
 
@@ -227,7 +228,7 @@ def test_the_global_norm_of_a_widened_model_is_another():
     for model, plan in ((base, mu.plans.plan_between(make, 8, 8)), (wide.model, wide.plan)):
         model.zero_grad()
         model(torch.ones(4, 2, dtype=torch.float64)).square().mean().backward()
-        weighted.append(float(mu.diagnostics.grad_norm(model, plan)))
+        weighted.append(float(grad_norm(model, plan)))
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         plain.append(float(nn.utils.get_total_norm(gradients)))
     assert abs(weighted[1] / weighted[0] - 1) < 1e-12

@@ -22,6 +22,7 @@ from mupscale.plans.tensor_plan import TensorPlan
 from mupscale.plans.wide_model import fill_model_
 from mupscale.rules import Axis, Scale
 from mupscale.tensors.spectral import spectral_norms
+from mupscale.training.check.symmetry import noise_shares
 
 X = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
 
@@ -221,7 +222,7 @@ def test_new_units_wake_without_a_jump_and_their_record_restores_them(stream: st
     ).state_dict()
     for key, value in wide.model.state_dict().items():
         assert torch.equal(value, restored[key]), key
-    shares = mu.diagnostics.noise_shares(mu.Run(base), wide)
+    shares = noise_shares(mu.Run(base), wide)
     assert all(share.lost <= 1e-9 for share in shares.values())
     assert shares["up.weight"].share > 0.3
     bare = replace(plan, tensors={name: replace(entry, cut=()) for name, entry in plan.tensors.items()})

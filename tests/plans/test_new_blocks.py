@@ -11,6 +11,7 @@ import mupscale as mu
 from harness.refusals import refused
 from mupscale.plans.new_blocks import NewBlocks, block_plan, first_values, order_of
 from mupscale.plans.plan import Plan
+from mupscale.training.check.symmetry import awake, noise_shares, symmetry
 
 WRITERS = ("*.write.weight",)
 _DRAW = torch.Generator().manual_seed(0)
@@ -398,20 +399,20 @@ def test_new_blocks_say_whether_they_are_awake():
     asleep = mu.grow(run, wide, plan=plan, loss=loss)
     for i in range(3):
         step(asleep, i)
-    found = mu.diagnostics.awake(asleep)
+    found = awake(asleep)
     zero = [name for name, entry in plan.tensors.items() if entry.new and not name.endswith("norm.weight")]
     assert found == dict.fromkeys(zero, 0.0)
     woken = mu.upscale(run, wide, mu.SignalNoise(0.1), plan=plan, loss=loss)
-    found = mu.diagnostics.awake(woken.model, plan=plan)
+    found = awake(woken.model, plan=plan)
     assert found["blocks.1.read.weight"] == 1.0
     assert found["blocks.1.read.bias"] == 1.0
     assert found["blocks.1.write.weight"] == 0.0, "quiet"
     for i in range(2):
         step(woken, i)
-    assert mu.diagnostics.awake(woken) == dict.fromkeys(zero, 1.0)
-    assert mu.diagnostics.symmetry(woken) == {}, "nothing has copies"
+    assert awake(woken) == dict.fromkeys(zero, 1.0)
+    assert symmetry(woken) == {}, "nothing has copies"
     with refused("plan.not_given"):
-        mu.diagnostics.awake(woken.model)
+        awake(woken.model)
 
 
 def test_pads_say_whether_they_are_awake():
@@ -420,15 +421,15 @@ def test_pads_say_whether_they_are_awake():
 
     plan = mu.plans.plan_between(net, 4, 7, loss=loss, by="padded")
     base = net(4)
-    assert set(mu.diagnostics.awake(mu.grow(base, lambda: net(7), plan=plan)).values()) == {0.0}
-    woken = mu.diagnostics.awake(mu.upscale(base, lambda: net(7), mu.MupNoise(0.1), plan=plan, loss=loss))
+    assert set(awake(mu.grow(base, lambda: net(7), plan=plan)).values()) == {0.0}
+    woken = awake(mu.upscale(base, lambda: net(7), mu.MupNoise(0.1), plan=plan, loss=loss))
     assert 0 < woken["0.weight"] < 1
 
 
 def test_the_shares_of_noise_know_new_tensors():
     run, plan = trained(OPTIMIZERS["adamw"]), deeper((0, None, 1))
     woken = mu.upscale(run, lambda: make(blocks=3), mu.NewUnits("random"), plan=plan, loss=loss)
-    shares = mu.diagnostics.noise_shares(run, woken)
+    shares = noise_shares(run, woken)
     assert shares.keys() == {"blocks.1.read.weight"}
     assert shares["blocks.1.read.weight"].share == 1.0
     assert shares["blocks.1.read.weight"].lost < 1e-12

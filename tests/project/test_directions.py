@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-import mupscale as mu
+from mupscale.training.check.symmetry import awake
 from reproduce.growth.methods import grow
 from reproduce.growth.page.directions import (
     against_peers,
@@ -163,4 +163,4 @@ def test_noise_goes_to_copies_alone():
     run = grow(setting(spec), base, spec, 10, lambda model: torch.zeros(()))
     with torch.no_grad():
         assert float((run.model(WORDS).logits - base.model(WORDS).logits).abs().max()) < 1e-5
-    assert min(mu.diagnostics.awake(run).values()) >= 0
+    assert min(awake(run).values()) >= 0

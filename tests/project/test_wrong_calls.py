@@ -20,6 +20,8 @@ from harness.imports import without_torch
 from harness.refusals import refusal
 from mupscale.arguments import wrong_function, wrong_kind, wrong_list, wrong_number, wrong_whole
 from mupscale.cli.main import main
+from mupscale.training.check.symmetry import noise_shares, symmetry
+from mupscale.training.units.clip import grad_norm
 
 AdamW = torch.optim.AdamW
 Call = Callable[[], Any]
@@ -234,10 +236,10 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
     "one width": (lambda: coordinates(widths=[4]), coordinates, "argument.too_few_widths"),
     "a model in place of a run": (lambda: coordinates(start=lambda width, seed: mlp(width)),
         coordinates, "argument.wrong_type"),
-    "a report of models": (lambda: mu.diagnostics.noise_shares(BASE, WIDE),
-        lambda: mu.diagnostics.noise_shares(mu.Run(BASE), upscale()), "argument.wrong_type"),
-    "the symmetry of a base": (lambda: mu.diagnostics.symmetry(BASE, plan=PLAN),
-        lambda: mu.diagnostics.symmetry(WIDE, plan=PLAN), "plan.other_shape"),
+    "a report of models": (lambda: noise_shares(BASE, WIDE),
+        lambda: noise_shares(mu.Run(BASE), upscale()), "argument.wrong_type"),
+    "the symmetry of a base": (lambda: symmetry(BASE, plan=PLAN),
+        lambda: symmetry(WIDE, plan=PLAN), "plan.other_shape"),
     # Training at any width.
     "an optimizer's name": (lambda: groups(kind="torch.optim.AdamW"), groups, "optimizer.not_a_class"),
     "no learning rate": (lambda: groups(lr=None), groups, "argument.not_a_number"),
@@ -259,10 +261,10 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
         lambda: clip(max_norm=1.0), "plan.unknown_tensor"),
     "a negative bound": (lambda: clip(max_norm=-1.0),
         lambda: clip(max_norm=math.inf), "argument.not_a_number"),
-    "a norm of power zero": (lambda: mu.diagnostics.grad_norm(WIDE, PLAN, p=0),
-        lambda: mu.diagnostics.grad_norm(WIDE, PLAN, p=math.inf), "argument.not_a_number"),
-    "the norm of parameters": (lambda: mu.diagnostics.grad_norm(WIDE.parameters(), PLAN),
-        lambda: mu.diagnostics.grad_norm(WIDE, PLAN), "argument.wrong_type"),
+    "a norm of power zero": (lambda: grad_norm(WIDE, PLAN, p=0),
+        lambda: grad_norm(WIDE, PLAN, p=math.inf), "argument.not_a_number"),
+    "the norm of parameters": (lambda: grad_norm(WIDE.parameters(), PLAN),
+        lambda: grad_norm(WIDE, PLAN), "argument.wrong_type"),
     "a model in place of an optimizer": (lambda: mu.step_in_units_(WIDE, PLAN, model=adamw(WIDE)),
         lambda: mu.step_in_units_(adamw(WIDE), PLAN, model=WIDE), "argument.wrong_type"),
     # State dicts.

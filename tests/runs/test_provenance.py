@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import mupscale as mu
 from harness.draws import seeded
 from harness.refusals import refusal
-from mupscale.diagnostics import Growth, Provenance, noise_shares
+from mupscale.diagnostics import Growth, Provenance
+from mupscale.training.check.symmetry import noise_shares
 from mupscale.training.recipe import Recipe
 
 MUP = mu.MupNoise(0.1)

@@ -40,6 +40,7 @@ from mupscale.plans.ends import identity_plan
 from mupscale.sharded.memory import give_memory_
 from mupscale.sharded.verify import verify_sharded
 from mupscale.tensors.parts import is_sharded, local_of
+from mupscale.training.units.clip import grad_norm
 from tests.training.test_init import DECLARED, Tied
 
 NORMS = (2.0, 1.0, 3.0, inf)
@@ -112,8 +113,8 @@ def clipping() -> dict[str, Any]:
     """By layout: errors of norms, of clipped and of clamped gradients; the norm's bits; what counting replicas twice gives."""
     found: dict[str, Any] = {}
     for layout, (plain, cut, plan) in pairs().items():
-        wanted = {p: mu.diagnostics.grad_norm(plain, plan, p=p) for p in NORMS}
-        norms = {p: mu.diagnostics.grad_norm(cut, plan, p=p) for p in NORMS}
+        wanted = {p: grad_norm(plain, plan, p=p) for p in NORMS}
+        norms = {p: grad_norm(cut, plan, p=p) for p in NORMS}
         held = torch.stack(
             [local_of(p.grad).square().sum() for p in cut.parameters() if p.grad is not None]
         ).sum()
@@ -124,7 +125,7 @@ def clipping() -> dict[str, Any]:
             mu.trainers.clip_grad_norm_(model, plan, max_norm=limit)
         clipped, after = (
             largest_difference(gradients(cut), gradients(plain)),
-            float(mu.diagnostics.grad_norm(cut, plan) / limit),
+            float(grad_norm(cut, plan) / limit),
         )
         before = gradients(plain)
         bound = 0.3 * max(float(g.abs().max()) for g in before.values())
@@ -156,7 +157,7 @@ def partial_sums() -> tuple[float, float, float]:
     model["a"].grad = DTensor.from_local(parts[rank], mesh, [Partial()])
     model["b"].grad = parts[0].clone()
     want = torch.stack([parts.sum(0), parts[0]])
-    norm = float(mu.diagnostics.grad_norm(model, plan) / want.norm())
+    norm = float(grad_norm(model, plan) / want.norm())
     clamp(model, plan, 0.2)
     naive = float(torch.stack([parts[rank], parts[0]]).norm() / want.norm())
     clamped = whole(model["a"].grad) - want[0].clamp(-0.2, 0.2)
@@ -171,7 +172,7 @@ def not_a_number() -> list[float]:
         if dist.get_rank() == 1:
             local_of(model.weight.grad)[0, 0] = bad
         plan = mu.Run(model)
-        found += [float(mu.diagnostics.grad_norm(model, plan, p=p)) for p in (2.0, inf)]
+        found += [float(grad_norm(model, plan, p=p)) for p in (2.0, inf)]
     return found
 
 
@@ -185,7 +186,7 @@ def two_jobs() -> float:
     cut = shard_small(copy.deepcopy(plain), both["rank"])
     inputs = torch.ones(1, 3).double() * (1 + both.get_local_rank("job"))
     plan = identity_plan(plain)
-    found = [mu.diagnostics.grad_norm(with_gradients(model, inputs), plan) for model in (plain, cut)]
+    found = [grad_norm(with_gradients(model, inputs), plan) for model in (plain, cut)]
     return abs(float(found[1] / found[0]) - 1)
 
 

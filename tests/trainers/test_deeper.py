@@ -18,8 +18,10 @@ import mupscale as mu  # noqa: E402
 from harness import trainer as bench  # noqa: E402
 from harness.trainer import gap, hugging_face, model  # noqa: E402
 from mupscale.cli.main import main  # noqa: E402
+from mupscale.formats.lightning.grow import grow_lightning_checkpoint  # noqa: E402
 from mupscale.models.names import named_tensors  # noqa: E402
 from mupscale.plans.ends import identity_plan  # noqa: E402
+from mupscale.training.check.symmetry import awake  # noqa: E402
 
 QUIET: dict[str, Any] = {"save_strategy": "no"}
 
@@ -103,15 +105,15 @@ def order_plan():
 def test_lightning_follows_the_base(trained, tmp_path):
     pytest.importorskip("lightning")
     deep, plan = tmp_path / "deep.ckpt", order_plan()
-    mu.trainers.grow_lightning_checkpoint(trained.lightning, deep, plan=plan)
+    grow_lightning_checkpoint(trained.lightning, deep, plan=plan)
     module = bench.lightning_module(1, num_hidden_layers=3)
     found, _ = bench.fit(module, deep, [mu.trainers.LightningCallback(deep)], stop=30)
     assert gap(trained.lightning_curve.losses, found.losses) < bench.EQUAL
-    assert set(mu.diagnostics.awake(module.model, plan=plan).values()) == {0.0}
+    assert set(awake(module.model, plan=plan).values()) == {0.0}
     with torch.no_grad():
         woken: Any = mu.grow(model(), lambda: model(num_hidden_layers=3), plan=plan).model
         woken.model.layers[1].mlp.down_proj.weight.normal_()
-    assert mu.diagnostics.awake(woken, plan=plan)["model.layers.1.mlp.down_proj.weight"] == 1.0, "control"
+    assert awake(woken, plan=plan)["model.layers.1.mlp.down_proj.weight"] == 1.0, "control"
 
 
 def test_a_deeper_run_is_saved_and_loaded_with_dcp(tmp_path):

@@ -14,6 +14,7 @@ import mupscale as mu
 from harness import trainer as bench
 from harness.draws import data, seeded
 from harness.refusals import refusal
+from mupscale.formats.lightning.grow import grow_lightning_checkpoint
 
 transformers = pytest.importorskip("transformers")
 PretrainedConfig, PreTrainedModel = transformers.PretrainedConfig, transformers.PreTrainedModel
@@ -253,7 +254,7 @@ def inner(plan: mu.Plan) -> mu.Plan:
 def test_lightning_goes_on_along_the_budget(tmp_path: Path, inner: mu.Plan):
     base, wide, later = (tmp_path / f"{name}.ckpt" for name in ("base", "wide", "later"))
     fitted(Module(1, PLAIN), STOP)[1].save_checkpoint(base)
-    mu.trainers.grow_lightning_checkpoint(base, wide, plan=inner)
+    grow_lightning_checkpoint(base, wide, plan=inner)
     known, _ = fitted(Module(1, KNOWN), END)
     curve, _ = fitted(Module(K, PLAIN), END, wide, since=wide, step_cost=2.0)
     assert curve.rates == after(known, STOP)[1]
@@ -275,7 +276,7 @@ def test_lightning_starts_again_after_the_end_of_its_schedule(kind: Any, tmp_pat
     _, trainer = fitted(Module(1, kind, interval), STOP)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
     trainer.save_checkpoint(base)
-    mu.trainers.grow_lightning_checkpoint(base, wide, plan=inner)
+    grow_lightning_checkpoint(base, wide, plan=inner)
     told: dict[str, Any] = {"rewarm": NEW, "peak_lr": 4e-3}
     known, _ = fitted(Module(1, kind, interval), 22, base, since=mu.Run(small().net), **told)
     curve, trainer = fitted(Module(K, kind, interval), 22, wide, since=wide, **told)

@@ -14,6 +14,7 @@ from harness.draws import data, seeded
 from harness.refusals import refusal, refused
 from mupscale.runs.run import since_of
 from mupscale.training.units import clip as clip_module
+from mupscale.training.units.clip import grad_norm
 
 
 def net(n: int) -> nn.Module:
@@ -365,7 +366,7 @@ def test_the_reference_norm_is_equal_at_every_width_and_torchs_is_not(p: float):
         plan = mu.plans.plan_between(net, 4, n)
         model = mu.grow(base, partial(net, n), plan=plan).model
         (model(X) - Y).square().mean().backward()
-        norms.append(mu.diagnostics.grad_norm(model, plan, p=p))
+        norms.append(grad_norm(model, plan, p=p))
         plain_norms.append(
             torch.nn.utils.get_total_norm([q.grad for q in model.parameters() if q.grad is not None], p)
         )
@@ -410,7 +411,7 @@ def test_sparse_gradients_are_clipped_by_value_and_by_norm(n: int):
         run.model.zero_grad()
         run.model(words).square().sum().backward()
         assert mu.trainers.clip_grad_norm_(run.model, run, max_norm=0.01) > 0.01
-        assert abs(float(mu.diagnostics.grad_norm(run.model, run)) / 0.01 - 1) <= 1e-4
+        assert abs(float(grad_norm(run.model, run)) / 0.01 - 1) <= 1e-4
 
 
 def test_the_order_of_torchs_own_function_is_refused():

@@ -6,7 +6,9 @@ from torch import nn
 
 import mupscale as mu
 from harness.refusals import refused
-from mupscale.diagnostics import awake, grad_norm, growth_numbers, noise_shares, reference_lr, symmetry
+from mupscale.diagnostics import growth_numbers, reference_lr
+from mupscale.training.check.symmetry import awake, noise_shares, symmetry
+from mupscale.training.units.clip import grad_norm
 
 X = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
 
@@ -64,6 +66,18 @@ def test_without_a_loss_what_upscale_recorded_is_told(base):
 def test_new_units_are_told_by_how_awake_they_are(base):
     wide = mu.upscale(base, lambda: make(8))
     assert growth_numbers(base, wide)["awake"] == max(awake(wide).values()) > 0
+
+
+def test_numbers_of_every_tensor_and_of_a_wide_run_alone(base):
+    """Control: the numbers of two tensors differ."""
+    wide = mu.upscale(base, lambda: make(8), mu.SignalNoise(0.2), loss=loss)
+    numbers = growth_numbers(base, wide, tensors=True)
+    for name, found in noise_shares(base, wide).items():
+        assert (numbers[f"noise/{name}"], numbers[f"lost/{name}"]) == found
+    parted = {f"symmetry/{name}": value for name, value in symmetry(wide).items()}
+    assert parted.items() <= numbers.items()
+    assert len({*parted.values()}) > 1
+    assert growth_numbers(None, wide, tensors=True) == {"symmetry": max(parted.values()), **parted}
 
 
 def test_what_is_no_run_is_refused(base):

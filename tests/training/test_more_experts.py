@@ -16,6 +16,7 @@ import mupscale as mu
 from harness import megatron_files
 from harness.growth.experts import Mixture
 from harness.refusals import refusal, refused
+from mupscale.formats.megatron.grow import grow_megatron_checkpoint
 from mupscale.noise.apart import share_kept
 from mupscale.noise.resolved import NoisePlan, ResolvedNoise
 from mupscale.plans.direction import Direction
@@ -106,7 +107,7 @@ def megatron(run, folder, noise):
 def megatron_fsdp(run, folder, noise):
     if not (folder / "base").exists():
         megatron_files.fsdp_dtensor(folder / "base", run)
-    mu.trainers.grow_megatron_checkpoint(folder / "base", folder / "wide", plan=PLAN, noise=noise)
+    grow_megatron_checkpoint(folder / "base", folder / "wide", plan=PLAN, noise=noise)
     return filled(read(folder / "wide", megatron_files.MODEL))
 
 
@@ -272,7 +273,7 @@ def test_checkpoints_of_megatron_have_the_bits_and_moments_of_both_kinds_of_grow
     }
     for (name, plan), (kind, files) in product({"apart": PLAN, "twice": twice}.items(), write.items()):
         base, out = files(tmp_path / f"{name} {kind}", run), tmp_path / f"{name} {kind} wide"
-        mu.trainers.grow_megatron_checkpoint(base, out, plan=plan, noise=mu.NewUnits(), seed=3)
+        grow_megatron_checkpoint(base, out, plan=plan, noise=mu.NewUnits(), seed=3)
         same, other = (mu.upscale(run, lambda: own(8), plan=plan, seed=seed) for seed in (3, 4))
         fsdp = kind == "fsdp_dtensor"
         found = read(out, megatron_files.MODEL if fsdp else "")

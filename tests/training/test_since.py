@@ -11,6 +11,7 @@ import mupscale as mu
 from harness.draws import seeded
 from harness.refusals import refusal
 from mupscale.runs.run import since_of
+from mupscale.training.units.clip import grad_norm
 
 
 def net(n: int) -> nn.Module:
@@ -51,7 +52,7 @@ def test_a_run_gives_the_plan_since_its_reference_after_two_growths():
         lambda run, since: mu.init_weights_(run.model, since, std=net(4)),
         lambda run, since: mu.param_groups(run.model, since, torch.optim.AdamW),
         lambda run, since: mu.trainers.optimizer_in_units(run.model, since, torch.optim.AdamW),
-        lambda run, since: mu.diagnostics.grad_norm(run.model, since),
+        lambda run, since: grad_norm(run.model, since),
         lambda run, since: mu.trainers.clip_grad_norm_(run.model, since, max_norm=1.0),
         lambda run, since: mu.clip_before_step_(run.optimizers, since, model=run.model, max_norm=1.0),
         lambda run, since: mu.step_in_units_(

@@ -14,6 +14,7 @@ import mupscale as mu
 from harness.draws import data, seeded
 from harness.refusals import refusal, refused
 from harness.runs import drift, train
+from mupscale.training.check.symmetry import noise_shares, symmetry
 
 SILENT = mu.MupNoise(0.0)
 X, Y = data(16, 3), data(16, 2, seed=2)
@@ -168,7 +169,7 @@ def test_provenance_says_how_a_run_was_made_all_the_way_back():
 def shares(dtype: torch.dtype, sigma: float) -> dict[str, Any]:
     base = mu.Run(seeded(net, 32).to(dtype))
     wide = mu.upscale(base, lambda: net(64), mu.MupNoise(sigma))
-    found = mu.diagnostics.noise_shares(base, wide)
+    found = noise_shares(base, wide)
     assert list(found) == ["0.weight", "2.weight", "4.weight"]
     return found
 
@@ -186,15 +187,15 @@ def test_shares_of_noise_say_what_rounding_took():
 def test_shares_leave_out_tensors_without_noise_and_ask_for_an_upscaled_run():
     base = trained()
     wide = mu.upscale(base, lambda: net(8), mu.PairedNoise(0.1), loss=loss)
-    assert "0.weight" not in mu.diagnostics.noise_shares(base, wide)
+    assert "0.weight" not in noise_shares(base, wide)
     assert wide.provenance["loss"]["after"] == pytest.approx(wide.provenance["loss"]["before"], rel=1e-12)
-    refusal(lambda: mu.diagnostics.noise_shares(base, mu.grow(base, lambda: net(8))), "noise.no_record")
+    refusal(lambda: noise_shares(base, mu.grow(base, lambda: net(8))), "noise.no_record")
 
 
 def test_shares_after_two_growths_counts_from_the_first_reference():
     once = mu.upscale(trained(), lambda: net(8), mu.MupNoise(0.1))
     twice = mu.upscale(once, lambda: net(32), mu.SignalNoise(0.1, vectors=False), seed=5)
-    assert max(found.lost for found in mu.diagnostics.noise_shares(once, twice).values()) <= 1e-12
+    assert max(found.lost for found in noise_shares(once, twice).values()) <= 1e-12
 
 
 COPIED = {"0.weight", "0.bias", "2.weight", "2.bias", "4.weight"}
@@ -204,11 +205,11 @@ COPIED = {"0.weight", "0.bias", "2.weight", "2.bias", "4.weight"}
 def test_the_meter_reads_zero_after_widening_and_stays_there_without_noise(k: int):
     wide = mu.grow(trained(), lambda: net(4 * k))
     assert wide.plan is not None
-    found = mu.diagnostics.symmetry(wide)
+    found = symmetry(wide)
     assert found.keys() == COPIED, "the last bias has no copies"
     assert max(found.values()) == 0.0
     train(wide, loss, 20)
-    assert max(mu.diagnostics.symmetry(wide).values()) <= 1e-12
+    assert max(symmetry(wide).values()) <= 1e-12
 
 
 @pytest.mark.parametrize("k", [2, 3])
@@ -218,10 +219,10 @@ def test_noise_parts_the_copies_of_every_layer_within_twenty_steps(noise: Any, k
     wide = mu.upscale(base, lambda: net(4 * k), noise)
     assert wide.plan is not None
     if isinstance(noise, mu.PairedNoise):
-        assert mu.diagnostics.symmetry(wide)["0.weight"] == 0.0, "no in axis, no noise"
+        assert symmetry(wide)["0.weight"] == 0.0, "no in axis, no noise"
         assert abs(float(loss(wide.model).detach() / loss(base.model).detach()) - 1) <= 1e-12
     train(wide, loss, 20)
-    found = mu.diagnostics.symmetry(wide)
+    found = symmetry(wide)
     assert found.keys() == COPIED
     assert min(found.values()) > 1e-3, found
     assert drift(base, wide, loss, 5) > 1e-6, "control: it is another run now"

@@ -57,8 +57,8 @@ def grow_checkpoint(
     the loss. Tensors are streamed, so memory does not depend on the size of the model. A call that was interrupted is resumed by
     the same call, and a result that is there already is not written again.
 
-    A checkpoint of Megatron, of DeepSpeed (universal) or of Lightning grows by a `plan`; for what only one of these formats takes,
-    call `mu.trainers.grow_megatron_checkpoint` or its like.
+    A checkpoint of Megatron, of DeepSpeed (universal) or of Lightning grows by a `plan`. Build the optimizer of the wide job with
+    `mu.trainers.megatron_overrides` or `mu.trainers.groups_for`, or add `mu.trainers.LightningCallback` to the Lightning trainer.
 
     Args:
         base: A directory of Hugging Face, here or at a URL such as s3://bucket/model, or a checkpoint of another trainer.

@@ -89,7 +89,7 @@ def megatron_faults(path: Location) -> list[Fault]:
         config = path / MEGATRON_CONFIG
         if not exists(config) or MEGATRON_FORMAT.encode() not in read_regular(config):
             return []
-    remedy = "call mu.trainers.grow_megatron_checkpoint(base, out, plan=plan)"
+    remedy = "call mu.grow_checkpoint(base, out, plan=plan)"
     return [
         Fault(
             "directory.is_megatron",

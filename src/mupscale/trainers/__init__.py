@@ -7,9 +7,6 @@ from ..lazy import exported
 if TYPE_CHECKING:
     from ..formats.deepspeed.engine import load_universal_ as load_universal_
     from ..formats.deepspeed.engine import universal_groups as universal_groups
-    from ..formats.deepspeed.grow import grow_universal_checkpoint as grow_universal_checkpoint
-    from ..formats.lightning.grow import grow_lightning_checkpoint as grow_lightning_checkpoint
-    from ..formats.megatron.grow import grow_megatron_checkpoint as grow_megatron_checkpoint
     from ..formats.megatron.layouts import megatron_layouts as megatron_layouts
     from ..formats.megatron.overrides import megatron_overrides as megatron_overrides
     from ..optimizers.schedulers import load_scheduler_ as load_scheduler_

@@ -24,7 +24,7 @@ def universal_groups(wide: Location | str, model: nn.Module) -> list[dict[str, A
     ZeRO 1 and 2 load group by group, and leave out without a word what the engine has more groups for.
 
     Args:
-        wide: The checkpoint that `grow_universal_checkpoint` wrote.
+        wide: The checkpoint that `grow_checkpoint` wrote.
         model: The wide model.
 
     Returns:
@@ -54,7 +54,7 @@ def load_universal_(engine: Any, wide: Location | str) -> Any:
 
     Args:
         engine: What `deepspeed.initialize` returns first.
-        wide: The checkpoint that `grow_universal_checkpoint` wrote.
+        wide: The checkpoint that `grow_checkpoint` wrote.
 
     Returns:
         What the user had saved with the checkpoint.

@@ -48,7 +48,7 @@ def grow_lightning_checkpoint(
     noise: Noise | None = None,
     seed: int = 0,
     optimizer_classes: Sequence[str | None] | None = None,
-    prefix: str = "model.",
+    prefix: str | None = None,
     names: Sequence[Names] | None = None,
     prove: bool = True,
     rules: Mapping[str, OptimizerRule] | None = None,
@@ -65,7 +65,8 @@ def grow_lightning_checkpoint(
         noise: What parts copies or wakes new units. Without it the result trains exactly like the base.
         seed: The number on which the noise depends.
         optimizer_classes: The full name of each optimizer's class, or None where what it keeps tells.
-        prefix: What the LightningModule puts before the plan's names.
+        prefix: What the LightningModule puts before the plan's names. By default the one under which the file has all parameters of
+            the plan; `self.model = …` gives "model.".
         names: For every optimizer its parameters' names, group by group. Needed unless it was made from `self.parameters()` or
             from named parameters.
         prove: False grows by a plan that nothing has proved.
@@ -95,16 +96,17 @@ def grow_lightning_checkpoint(
         early, history = plans_in(path)[1], Provenance.from_json(record_in(path))
     expect_exact(plan, prove, noise)
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    whole = plan.rename(lambda name: prefix + name)
     raise_few(f"{printable(str(path))} cannot be widened", _unknown_tensors(checkpoint))
     weights = checkpoint[_WEIGHTS]
+    before = _prefix(weights, plan) if prefix is None else prefix
+    whole = plan.rename(lambda name: before + name)
     direction, noise_settings = Direction(whole), {}
     if noise is not None:
-        own = {name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)}
+        own = {name.removeprefix(before): t for name, t in weights.items() if name.startswith(before)}
         found = resolve_noise(
             own, noise, plan=plan, seed=unused_seed(seed, early, history.seeds), since=early
         )
-        direction = Direction(whole, noise=_Prefixed(found, prefix))
+        direction = Direction(whole, noise=_Prefixed(found, before))
         noise_settings = {"noise": {"kind": type(noise).__name__, **found.as_json()}, "seed": seed}
     wide = {**checkpoint, _WEIGHTS: carry_tensors(weights, direction), _STATES: []}
     for i, state in enumerate(checkpoint[_STATES]):
@@ -121,6 +123,20 @@ def grow_lightning_checkpoint(
     with os_errors(out):
         torch.save(wide, partial)
         os.replace(partial, out)
+
+
+def _prefix(weights: Mapping[str, Tensor], plan: Plan) -> str:
+    """What stands before the plan's names; that of `self.model` where no other one is the only one that fits.
+
+    >>> plan = Plan({"w": TensorPlan(("w",), ())})
+    >>> one = torch.zeros(())
+    >>> _prefix({"net.w": one, "loss.scale": one}, plan), _prefix({"net.w": one, "ema.w": one}, plan)
+    ('net.', 'model.')
+    """
+    names = {s for entry in plan.tensors.values() if entry.kind == "parameter" for s in entry.sources}
+    ends = {key.removesuffix(name) for name in names for key in weights if f".{key}".endswith(f".{name}")}
+    fitting = [end for end in ends if all(end + name in weights for name in names)]
+    return fitting[0] if len(fitting) == 1 else "model."
 
 
 @dataclass(frozen=True)

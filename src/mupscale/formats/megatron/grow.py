@@ -77,7 +77,7 @@ def grow_megatron_checkpoint(
     record = _record(location(base))
     if noise is not None and record is None and grown_before(stored_groups(base)):
         what = "it was grown before, and the sizes of noise are those of its first base, which no mupscale.json next to it tells"
-        remedy = "copy mupscale.json of the folder that grow_megatron_checkpoint wrote into this one"
+        remedy = "copy mupscale.json of the folder that grow_checkpoint wrote into this one"
         raise MupscaleError(
             "this checkpoint cannot get noise", [Fault("noise.first_base_unknown", str(base), what, remedy)]
         )

@@ -22,7 +22,7 @@ def megatron_overrides(wide: Location | str) -> dict[Any, dict[str, Any]]:
     """Make the `config_overrides` of Megatron's `get_megatron_optimizer`: every tensor's rates, decay and eps.
 
     Args:
-        wide: The folder that `grow_megatron_checkpoint` wrote, or that the wide job has saved since.
+        wide: The folder that `grow_checkpoint` wrote, or that the wide job has saved since.
 
     Returns:
         The overrides, by Megatron's own keys.
@@ -41,7 +41,7 @@ def megatron_overrides(wide: Location | str) -> dict[Any, dict[str, Any]]:
     groups = stored_groups(wide)
     if not grown_before(groups) or not all(isinstance(group.get(NAMES), list) for group in groups):
         what = "its groups are not those of a checkpoint that was grown"
-        remedy = "name the folder that grow_megatron_checkpoint wrote, or that the wide job has saved since"
+        remedy = "name the folder that grow_checkpoint wrote, or that the wide job has saved since"
         raise MupscaleError(
             "this checkpoint has no overrides", [Fault("megatron.was_not_grown", str(wide), what, remedy)]
         )
