@@ -16,8 +16,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mupscale.plans import TensorPlan
-from mupscale.rules import Axis, rule_for
+from mupscale.rules import Axis
 from mupscale.rules.optimizer_rule import decay_factor
+from mupscale.rules.optimizers import rule_for
 from reproduce.growth.book import Book, Seen
 from reproduce.growth.methods.method import OURS
 from reproduce.growth.page.bench import listed

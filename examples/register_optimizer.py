@@ -61,7 +61,7 @@ except mu.MupscaleError as error:
     print(f"without a row: {error}\n")
 
 # A wrong row: were the rate measured like SGD's, in weights over gradients, copies would drift from the base.
-row = {"decay": mu.rules.Decay.DECOUPLED, "state": {"average": mu.rules.G}, "neutral": {"betas"}}
+row = {"decay": "decoupled", "state": {"average": mu.rules.G}, "neutral": {"betas"}}
 mu.rules.register_optimizer(Lion, mu.rules.OptimizerRule(lr=mu.rules.W / mu.rules.G, **row))
 try:
     mu.rules.check_optimizer(lion)

@@ -17,10 +17,11 @@ from harness.data import cross_entropy
 from harness.models import GPT2, GPT2Sizes
 from harness.muons import NanochatMuonAdamW
 from harness.runs import step
+from mupscale.rules.muon_rows import muon_row
 from mupscale.rules.optimizers import qualified_name
 
 NAME = qualified_name(NanochatMuonAdamW)
-ROW = mu.rules.muon_row("nanochat")
+ROW = muon_row("nanochat")
 _ADAMW, _MUON = ROW.rows["adamw"], ROW.rows["muon"]
 ONE_ROW = replace(ROW, rows={"adamw": _ADAMW, "muon": replace(_MUON, lr=_ADAMW.lr, decay=_ADAMW.decay)})
 """The control: matrices get the rates and the decay of AdamW."""

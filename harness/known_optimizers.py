@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from harness import muons, published
-from mupscale.rules import muon_row
+from mupscale.rules.muon_rows import muon_row
 from mupscale.rules.optimizer_rule import OptimizerRule
 from mupscale.rules.optimizers import RULES, qualified_name
 

@@ -16,7 +16,7 @@ from transformers.optimization import Adafactor
 from harness import published
 from harness.models import Case
 from harness.muons import MUON_ROWS, MoonlightMuon, MuonWithAuxAdam, NanochatMuonAdamW
-from mupscale.rules import muon_row, register_optimizer
+from mupscale.rules import register_optimizer
 from mupscale.rules.matrices import short_dimension
 from mupscale.rules.optimizers import RULES
 
@@ -105,7 +105,7 @@ def _one_shorter_side(case: Case) -> bool:
 for _kind, _row in published.ROWS.items():
     register_optimizer(_kind, RULES[_row])
 for _kind, _version in MUON_ROWS.items():
-    register_optimizer(_kind, muon_row(_version))
+    register_optimizer(_kind, _version)
 
 SETUPS = {
     setup.name: setup

@@ -42,6 +42,9 @@ EARLIER = {
     "mupscale.diagnostics.grad_norm": "mupscale.trainers.clip_grad_norm_",
     "mupscale.diagnostics.clip_grad_norm_": "mupscale.trainers.clip_grad_norm_",
     "mupscale.diagnostics.clip_grad_value_": "mupscale.clip_before_step_",
+    "mupscale.rules.rule_by": "mupscale.rules.OptimizerRule.by_key",
+    "mupscale.rules.rule_for": "mupscale.rules.register_optimizer",
+    "mupscale.rules.muon_row": "mupscale.rules.register_optimizer",
     "mupscale.diagnostics.report": "mupscale.studies.write_report",
 }
 """Names of an earlier version, and what they are called now; the error about a missing name says it."""

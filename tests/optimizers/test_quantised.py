@@ -22,7 +22,8 @@ from mupscale.optimizers.quantised import Coded, block_axis, folded
 from mupscale.plans.direction import Direction
 from mupscale.plans.plan import Plan
 from mupscale.plans.tensor_plan import TensorPlan
-from mupscale.rules import Axis, rule_for
+from mupscale.rules import Axis
+from mupscale.rules.optimizers import rule_for
 from mupscale.sharded.fill import state_fillings
 from mupscale.tensors.making import Making
 

@@ -18,11 +18,11 @@ from mupscale.optimizers.rows import stacked
 from mupscale.optimizers.settings import cannot_be_exact, unknown_settings
 from mupscale.plans.tensor_plan import TensorPlan
 from mupscale.rules.axes import Axis
-from mupscale.rules.muon_rows import CLASSES
-from mupscale.rules.optimizers import RULES, qualified_name
+from mupscale.rules.muon_rows import CLASSES, muon_row
+from mupscale.rules.optimizers import RULES, qualified_name, rule_for
 from mupscale.rules.refused import why_refused
 
-ADAMW = mu.rules.rule_for(optim.AdamW)
+ADAMW = rule_for(optim.AdamW)
 
 
 def entry(*axes: str) -> TensorPlan:
@@ -103,21 +103,19 @@ def test_the_remedy_for_layerwise_optimizers_names_one_that_is_supported():
 def test_a_copy_of_muon_is_refused_with_the_line_to_write(module, name):
     kind = type(name, (optim.Optimizer,), {"__module__": module})
     for version in CLASSES[name]:
-        line = f"register_optimizer({name}, mupscale.rules.muon_row({version!r}))"
-        refusal(lambda: mu.rules.rule_for(kind), "optimizer.unknown_class", where=line)
+        line = f"register_optimizer({name}, {version!r})"
+        refusal(lambda: rule_for(kind), "optimizer.unknown_class", where=line)
 
 
 def test_the_line_to_write_works_and_is_proved():
     class Muon(muons.MoonlightMuon):
         pass
 
-    refusal(
-        lambda: mu.rules.rule_for(Muon, rules={}), "optimizer.unknown_class", where="muon_row('moonlight')"
-    )
+    refusal(lambda: rule_for(Muon, rules={}), "optimizer.unknown_class", where="Muon, 'moonlight'")
     try:
-        mu.rules.register_optimizer(Muon, mu.rules.muon_row("moonlight"))
+        mu.rules.register_optimizer(Muon, "moonlight")
         assert mu.rules.check_optimizer(lambda params: Muon(lr=0.1, wd=0.5, muon_params=params)) < 1e-12
-        mu.rules.register_optimizer(Muon, replace_lr(mu.rules.muon_row("moonlight")))
+        mu.rules.register_optimizer(Muon, replace_lr(muon_row("moonlight")))
         refusal(
             lambda: mu.rules.check_optimizer(lambda params: Muon(lr=0.1, wd=0.5, muon_params=params)),
             "optimizer.wrong_units",
@@ -128,21 +126,23 @@ def test_the_line_to_write_works_and_is_proved():
 
 def replace_lr(rule: mu.rules.OptimizerRule) -> mu.rules.OptimizerRule:
     """The control: the rate of another version."""
-    other = mu.rules.muon_row("keller_jordan").row({}, 2).lr
+    other = muon_row("keller_jordan").row({}, 2).lr
     return replace(rule, rows={True: replace(rule.rows[True], lr=other), False: rule.rows[False]})
 
 
 def test_a_version_of_muon_without_a_row_is_refused():
     refusal(
-        lambda: mu.rules.muon_row("moon"), "optimizer.unknown_muon_version", where=["'moon'", "'moonlight'"]
+        lambda: mu.rules.register_optimizer("mine.Muon", "moon"),
+        "optimizer.unknown_muon_version",
+        where=["'moon'", "'moonlight'"],
     )
 
 
 def test_a_setting_that_only_another_row_lists_is_refused():
     """A forgotten eps in one of two rows would stay unscaled."""
-    adam = mu.rules.rule_for(optim.AdamW)
+    adam = rule_for(optim.AdamW)
     forgot = replace(adam, hyper={})
-    rules = {qualified_name(optim.AdamW): mu.rules.rule_by("kind", {"a": adam, "b": forgot})}
+    rules = {qualified_name(optim.AdamW): mu.rules.OptimizerRule.by_key("kind", {"a": adam, "b": forgot})}
     for kind, refused in (("a", False), ("b", True)):
         model = net(2)
         run = mu.Run(model, optim.AdamW([{"params": list(model.parameters()), "kind": kind}], lr=0.1))

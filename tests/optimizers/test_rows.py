@@ -21,7 +21,7 @@ from mupscale.plans.tensor_plan import TensorPlan
 from mupscale.proofs.identity import expected_gradient, expected_weight
 from mupscale.rules.axes import Axis
 from mupscale.rules.optimizer_rule import UNIVERSAL
-from mupscale.rules.optimizers import qualified_name
+from mupscale.rules.optimizers import qualified_name, rule_for
 from mupscale.rules.units import BLOCKS, G, W
 
 HALF = Fraction(1, 2)
@@ -213,7 +213,9 @@ def test_a_shorter_side_that_changes_is_refused():
 
 
 def test_a_value_without_a_row_is_refused_with_the_values_that_have_one():
-    rules = {qualified_name(optim.AdamW): mu.rules.rule_by("kind", {"adamw": mu.rules.rule_for(optim.AdamW)})}
+    rules = {
+        qualified_name(optim.AdamW): mu.rules.OptimizerRule.by_key("kind", {"adamw": rule_for(optim.AdamW)})
+    }
     make = lambda params: optim.AdamW([{"params": params, "kind": "sgd"}])  # noqa: E731
     refusal(
         lambda: grown(make, ("out: 6x2", "in: 4x3"), rules=rules),
@@ -317,6 +319,6 @@ def test_attributes_that_a_constructor_sets_are_kept():
         lambda: nn.Linear(4, 4, bias=False),
         plan=Plan({"weight": entry}),
         prove=False,
-        rules={name: mu.rules.rule_for(optim.SGD)},
+        rules={name: rule_for(optim.SGD)},
     )
     assert wide.optimizer.bound == 7.0  # type: ignore[attr-defined]

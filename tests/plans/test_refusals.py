@@ -15,6 +15,7 @@ import mupscale as mu
 from harness.draws import data, seeded
 from harness.refusals import refusal, refused
 from harness.runs import train
+from mupscale.rules.optimizers import rule_for
 from mupscale.rules.refused import REFUSED
 
 
@@ -53,7 +54,7 @@ def test_an_optimizer_that_cannot_be_exact_is_refused_by_name_in_any_package(nam
         "optimizer.not_widened_exactly",
         where=[f"some.package.{name}", REFUSED[name]],
     )
-    assert mu.rules.rule_for(torch.optim.AdamW), "control: another name has a row"
+    assert rule_for(torch.optim.AdamW), "control: another name has a row"
 
 
 def test_an_unknown_optimizer_is_refused():
@@ -67,7 +68,7 @@ def test_a_subclass_of_a_known_optimizer_is_refused_with_the_line_that_accepts_i
     subclass = type("MyAdamW", (torch.optim.AdamW,), {"__module__": "mine"})
     run = trained(subclass)
     refusal(lambda: grow(run), "optimizer.unknown_class", where=["mine.MyAdamW", "torch.optim.AdamW"])
-    accepted = mu.grow(run, lambda: mlp(8), rules={"mine.MyAdamW": mu.rules.rule_for(torch.optim.AdamW)})
+    accepted = mu.grow(run, lambda: mlp(8), rules={"mine.MyAdamW": rule_for(torch.optim.AdamW)})
     assert isinstance(accepted.optimizers[0], subclass), "control: what the message says to write works"
 
 

@@ -18,7 +18,7 @@ from mupscale.cli.main import parser
     [
         "import mupscale as mu; mu.MupscaleError, mu.__version__, mu.__all__",
         "import mupscale as mu; mu.rules, mu.plans, mu.trainers, mu.diagnostics",
-        "from mupscale.rules import Axis, OptimizerRule, Scale, W; import mupscale as mu; mu.rules.rule_for('torch.optim.AdamW')",
+        "from mupscale.rules import Axis, OptimizerRule, Scale, W; from mupscale.rules.optimizers import rule_for; rule_for('torch.optim.AdamW')",
     ],
 )
 def test_what_needs_no_tensor_imports_no_torch(code: str):

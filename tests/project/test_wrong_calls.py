@@ -20,6 +20,7 @@ from harness.imports import without_torch
 from harness.refusals import refusal
 from mupscale.arguments import wrong_function, wrong_kind, wrong_list, wrong_number, wrong_whole
 from mupscale.cli.main import main
+from mupscale.rules.optimizers import rule_for
 from mupscale.training.check.symmetry import noise_shares, symmetry
 from mupscale.training.units.clip import grad_norm
 
@@ -136,17 +137,17 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
         lambda: mu.rules.Axis.of((mu.rules.Factor(4),)), "axis.not_a_factor"),
     "a scale of nothing": (lambda: mu.rules.Scale.of(None),  # type: ignore[arg-type]
         lambda: mu.rules.Scale.of("1/3"), "scale.not_a_positive_number"),
-    "an optimizer's short name": (lambda: mu.rules.rule_for("AdamW"),
-        lambda: mu.rules.rule_for("torch.optim.AdamW"), "optimizer.unknown_class"),
-    "an optimizer in place of its class": (lambda: mu.rules.rule_for(adamw(BASE)),
-        lambda: mu.rules.rule_for(AdamW), "optimizer.not_a_class"),
+    "an optimizer's short name": (lambda: rule_for("AdamW"),
+        lambda: rule_for("torch.optim.AdamW"), "optimizer.unknown_class"),
+    "an optimizer in place of its class": (lambda: rule_for(adamw(BASE)),
+        lambda: rule_for(AdamW), "optimizer.not_a_class"),
     "units as text": (
         lambda: mu.rules.OptimizerRule(lr="W", state={"momentum": "G"}, neutral="betas"),  # type: ignore[arg-type]
         lambda: mu.rules.OptimizerRule(lr=mu.rules.W, state={"momentum": mu.rules.G}, neutral=["betas"]),  # type: ignore[arg-type]
         "argument.wrong_type argument.not_a_list"),
     "a row that is none": (
         lambda: grow(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": 3}),
-        lambda: grow(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": mu.rules.rule_for(AdamW)}),
+        lambda: grow(mu.Run(BASE, adamw(BASE)), rules={"torch.optim.AdamW": rule_for(AdamW)}),
         "argument.wrong_type"),
     # Plans.
     "a factory of two arguments": (lambda: mu.plans.plan_between(nn.Linear, 4, 8),  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from harness.draws import data
 from harness.profiles import examples
 from harness.refusals import refusal
 from mupscale.rules.optimizer_rule import Decay, decay_factor
-from mupscale.rules.optimizers import RULES, qualified_name
+from mupscale.rules.optimizers import RULES, qualified_name, rule_for
 from mupscale.rules.sizes import noise_size
 
 G, W = mu.rules.G, mu.rules.W
@@ -240,14 +240,14 @@ def test_every_torch_optimizer_has_a_row_or_is_refused_by_name(cls):
     assert len(TORCH) >= 15
     if qualified_name(cls) in RULES:
         defaults = cls([nn.Parameter(torch.ones(2, 2))]).defaults
-        rule = mu.rules.rule_for(cls).row(defaults, 2)
+        rule = rule_for(cls).row(defaults, 2)
         assert [key for key in defaults if not rule.known(key)] == []
         assert not rule.known("no such hyperparameter"), "control"
         assert set(rule.hyper) <= defaults.keys(), "no row for what is not there"
         assert ("weight_decay" in defaults) == (rule.decay is not None)
     else:
         refusal(
-            lambda: mu.rules.rule_for(cls),
+            lambda: rule_for(cls),
             "optimizer.not_widened_exactly",
             where=f"torch.optim.{cls.__name__}",
         )
@@ -268,14 +268,14 @@ def test_every_row_knows_the_state_its_optimizer_makes(cls):
         p.grad = torch.ones_like(p).to_sparse(1) if cls is torch.optim.SparseAdam else torch.ones_like(p)
     optimizer.step()
     made = {key for state in optimizer.state.values() for key in state}
-    assert made <= set(mu.rules.rule_for(cls).state)
+    assert made <= set(rule_for(cls).state)
     assert made, "there is state to know"
 
 
 @pytest.mark.parametrize("beta2", [0.8, 0.9, 0.99, 0.999])
 def test_radam_is_refused_exactly_while_torch_takes_unrectified_steps(beta2):
     """Torch's switch, observed: the update is proportional to the gradient, or it is not."""
-    rule = mu.rules.rule_for(torch.optim.RAdam)
+    rule = rule_for(torch.optim.RAdam)
     seen = []
     for step in range(9):
         moves = []

@@ -12,7 +12,7 @@ import mupscale as mu
 from harness import published
 from harness.known_optimizers import WRITTEN_RULES, stand_ins
 from harness.refusals import refusal
-from mupscale.rules.optimizers import RULES, qualified_name
+from mupscale.rules.optimizers import RULES, qualified_name, rule_for
 from mupscale.rules.refused import REFUSED
 from mupscale.trainers.menu import MENU, REFUSED_NAMES, named_optimizer
 
@@ -114,7 +114,7 @@ def test_a_value_without_units_that_a_step_writes_is_refused():
 
     model = make(8)
     optimizer = Writes(model.parameters())
-    rules = {qualified_name(Writes): mu.rules.rule_for(AdamW)}
+    rules = {qualified_name(Writes): rule_for(AdamW)}
     mu.step_in_units_(optimizer, mu.plans.plan_between(make, 4, 8), model=model, rules=rules)
     model(torch.ones(2, 3)).sum().backward()
     refusal(optimizer.step, "optimizer.writes_into_groups", where="written")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import MupscaleError
-from .optimizer_rule import DIMENSIONS, Decay, OptimizerRule, State, rule_by
+from .optimizer_rule import DIMENSIONS, Decay, OptimizerRule, State
 from .torch_rows import ADAM, BY_LONG, BY_ROWS, HALF, ORTHOGONAL
 from .units import NEUTRAL, ROWS, SHORT, G, W
 
@@ -24,8 +24,8 @@ _MATRIX = OptimizerRule(
 # A kernel of a convolution is made orthogonal as one matrix, outputs by the rest. The factor of its own is the ratio of the
 # kernel's height and width, which do not grow.
 _KERNEL = replace(_MATRIX, lr=(W / G) ** HALF)
-_KELLER_JORDAN = rule_by(DIMENSIONS, {2: _MATRIX, 3: _MATRIX, 4: _KERNEL})
-_KELLER_JORDAN_HYBRID = rule_by("use_muon", {True: _KELLER_JORDAN, False: _ADAMW})
+_KELLER_JORDAN = OptimizerRule.by_key(DIMENSIONS, {2: _MATRIX, 3: _MATRIX, 4: _KERNEL})
+_KELLER_JORDAN_HYBRID = OptimizerRule.by_key("use_muon", {True: _KELLER_JORDAN, False: _ADAMW})
 
 _MOONLIGHT = {
     True: replace(
@@ -62,8 +62,8 @@ _NANOCHAT = OptimizerRule(
 MUONS: dict[str, OptimizerRule] = {
     "keller_jordan": _KELLER_JORDAN,
     "keller_jordan_with_adam": _KELLER_JORDAN_HYBRID,
-    "moonlight": rule_by("use_muon", _MOONLIGHT),
-    "nanochat": rule_by("kind", {"muon": _NANOCHAT, "adamw": _ADAMW}),
+    "moonlight": OptimizerRule.by_key("use_muon", _MOONLIGHT),
+    "nanochat": OptimizerRule.by_key("kind", {"muon": _NANOCHAT, "adamw": _ADAMW}),
 }
 """The version of Muon -> its row."""
 
@@ -80,7 +80,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
 def muon_row(version: str) -> OptimizerRule:
     """Look up the row of a version of Muon, to register your copy of it with.
 
-    Write `register_optimizer(Muon, muon_row("moonlight"))`, and then `check_optimizer`, because copies differ.
+    Write `register_optimizer(Muon, "moonlight")`, and then `check_optimizer`, because copies differ.
 
     Args:
         version: The name of the published version.
@@ -96,7 +96,8 @@ def muon_row(version: str) -> OptimizerRule:
     """
     if version not in MUONS:
         raise MupscaleError(
-            f"{version!r} is no version of Muon with a row; write one of {', '.join(map(repr, MUONS))}",
+            f"{version!r} is no version of Muon with a row; write one of {', '.join(map(repr, MUONS))}, or the full name "
+            "of a class",
             code="optimizer.unknown_muon_version",
         )
     return MUONS[version]
@@ -105,7 +106,7 @@ def muon_row(version: str) -> OptimizerRule:
 def line_to_write(name: str) -> str | None:
     """What to write for a class of this name that has no row, if it is called like a version of Muon."""
     versions = CLASSES.get(name, ())
-    lines = [f"mupscale.rules.register_optimizer({name}, mupscale.rules.muon_row({v!r}))" for v in versions]
+    lines = [f"mupscale.rules.register_optimizer({name}, {v!r})" for v in versions]
     if not lines:
         return None
     return (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -22,17 +22,19 @@ from .units import NEUTRAL, Change, G, Units, W
 Group = Mapping[str, Any]
 
 
-class Decay(Enum):
-    """How an optimizer applies `weight_decay`.
+class Decay(StrEnum):
+    """How an optimizer applies `weight_decay`. A row may name it by its text.
 
-    >>> from mupscale.rules import rule_for
-    >>> rule_for("torch.optim.AdamW").decay.name, rule_for("torch.optim.SGD").decay.name
-    ('DECOUPLED', 'COUPLED')
+    >>> OptimizerRule(lr=W, decay="decoupled").decay is Decay.DECOUPLED
+    True
     """
 
-    COUPLED = "added to the gradient"
-    DECOUPLED = "multiplied by lr, beside the update"
-    INDEPENDENT = "beside the update, not multiplied by lr"
+    COUPLED = "coupled"
+    """Added to the gradient."""
+    DECOUPLED = "decoupled"
+    """Multiplied by lr, beside the update."""
+    INDEPENDENT = "independent"
+    """Beside the update, not multiplied by lr."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class State:
     Raises:
         MupscaleError: If it is called a copy and has other units or another shape than the weights.
 
-    >>> from mupscale.rules import rule_for
+    >>> from mupscale.rules.optimizers import rule_for
     >>> str(rule_for("torch.optim.Adafactor").state["row_var"].units)
     'G^2'
     """
@@ -85,7 +87,8 @@ class OptimizerRule:
         hyper: Settings of a group that have units, by name; a tuple has one for each entry of the setting.
         state: Units of the state, by name; a `State` where a tensor has another shape than the weights.
         neutral: Settings without units, such as betas.
-        decay: How decay is applied, or its units where they do not follow from that.
+        decay: How decay is applied: "coupled" if it is added to the gradient, "decoupled" if it is multiplied by lr, beside the
+            update, "independent" if it is beside the update and not multiplied by lr. Or its units, where they do not follow from that.
         decay_key: The name of the decay in a group.
         decoupled_flag: A group key that, when true, turns `decay` into `Decay.DECOUPLED`.
         refuse: Given a group and a parameter's state: why widening cannot be exact now, or None.
@@ -96,12 +99,12 @@ class OptimizerRule:
         blocks: A group key that counts the blocks of rows (heads) which are stepped as matrices of their own.
         stacked: True if the first tensor of a group holds the state of all its tensors, stacked along a new first dimension.
         by: The key by which one of `rows` is chosen: of the group or of a parameter's state, or `DIMENSIONS`.
-        rows: The rows among which is chosen, by value; `rule_by` fills it in.
+        rows: The rows among which is chosen, by value; `by_key` fills it in.
 
     Raises:
         MupscaleError: If something that should have units has none.
 
-    >>> lion = OptimizerRule(lr=W, decay=Decay.DECOUPLED, state={"exp_avg": G}, neutral={"betas"})
+    >>> lion = OptimizerRule(lr=W, decay="decoupled", state={"exp_avg": G}, neutral={"betas"})
     >>> str(lion.state["exp_avg"].units)
     'G'
     """
@@ -110,7 +113,7 @@ class OptimizerRule:
     hyper: Mapping[str, Units | tuple[Units, ...]] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
     neutral: frozenset[str] | set[str] = frozenset()
-    decay: Decay | Units | None = None
+    decay: str | Units | None = None
     decay_key: str = "weight_decay"
     decoupled_flag: str | None = None
     refuse: Callable[[Group, Mapping[str, Any]], str | None] | None = None
@@ -125,6 +128,8 @@ class OptimizerRule:
 
     def __post_init__(self) -> None:
         raise_faults("this is not a row of units", self._faults())
+        if isinstance(self.decay, str):
+            object.__setattr__(self, "decay", Decay(self.decay))
         state = {k: v if isinstance(v, State) else State(v) for k, v in self.state.items()}
         object.__setattr__(self, "state", MappingProxyType({"step": State(NEUTRAL), **state}))
         object.__setattr__(self, "hyper", MappingProxyType(dict(self.hyper)))
@@ -145,11 +150,44 @@ class OptimizerRule:
             *wrong_list("constructor_only", self.constructor_only),
         ]
         if self.decay is not None:
-            remedy = "write decay=Decay.DECOUPLED, or None"
-            faults += wrong_kind("decay", self.decay, (Decay, Units), remedy)
+            known = self.decay in Decay if isinstance(self.decay, str) else False
+            remedy = 'write decay="decoupled", "coupled", "independent" or None'
+            faults += [] if known else wrong_kind("decay", self.decay, Units, remedy)
         return faults
 
-    def decay_kind(self, group: Group) -> Decay | Units | None:
+    @classmethod
+    def by_key(cls, key: str, rows: Mapping[Any, OptimizerRule]) -> OptimizerRule:
+        """One row of several, for an optimizer that is several in one class.
+
+        Each row lists every setting of its own groups: what only another row reads, and its groups hold nevertheless, is in its
+        `neutral`.
+
+        Args:
+            key: The key by which a row is chosen: of the group, of a parameter's state, or `DIMENSIONS`.
+            rows: The rows by the value that chooses them.
+
+        Raises:
+            MupscaleError: If one of the rows is no `OptimizerRule`.
+
+        >>> adam = OptimizerRule(lr=W, hyper={"eps": G}, state={"exp_avg": G, "exp_avg_sq": G**2})
+        >>> sign = OptimizerRule(lr=W, state={"momentum": G})
+        >>> str(OptimizerRule.by_key("kind", {"adam": adam, "sign": sign}).row({"kind": "adam"}, 2).hyper["eps"])
+        'G'
+        """
+        raise_faults(
+            "these are no rows",
+            [
+                f
+                for v, r in rows.items()
+                for f in wrong_kind(repr(v), r, OptimizerRule, "write OptimizerRule(…)")
+            ],
+        )
+        every = [leaf for row in rows.values() for leaf in row.every_row]
+        state = {k: v for row in every for k, v in row.state.items()}
+        own = {value: _chosen_by(key, row) for value, row in rows.items()}
+        return cls(lr=NEUTRAL, state=state, by=key, rows=own)
+
+    def decay_kind(self, group: Group) -> str | Units | None:
         """How this group's decay is applied; `decoupled_flag` in the group overrides the row.
 
         Args:
@@ -202,7 +240,7 @@ class OptimizerRule:
             dimensions: How many dimensions it has.
             state: Its state.
 
-        >>> from mupscale.rules import rule_for
+        >>> from mupscale.rules.optimizers import rule_for
         >>> str(rule_for("torch.optim.Muon").row({"adjust_lr_fn": "match_rms_adamw"}, 2).lr)
         'W^1/2 G^-1/2 rows^-1/2 columns^-1/2 short^1/2 blocks^-1/2'
         """
@@ -216,7 +254,7 @@ class OptimizerRule:
             found = f"{value} dimensions" if self.by == DIMENSIONS else f"{self.by} = {value!r}"
             raise MupscaleError(
                 f"a tensor has {found}, and the optimizer has rows for {', '.join(map(repr, self.rows))}; register "
-                "it with a row for this value in rule_by",
+                "it with a row for this value in by_key",
                 code="optimizer.no_row_for_value",
             )
         return self.rows[value].row(group, dimensions, state)
@@ -224,38 +262,6 @@ class OptimizerRule:
 
 DIMENSIONS = "its number of dimensions"
 """The `by` of rows that are chosen by how many dimensions a tensor has."""
-
-
-def rule_by(key: str, rows: Mapping[Any, OptimizerRule]) -> OptimizerRule:
-    """Make one row of several, for an optimizer that is several in one class.
-
-    Each row lists every setting of its own groups: what only another row reads, and its groups hold nevertheless, is in its
-    `neutral`.
-
-    Args:
-        key: The key by which a row is chosen: of the group, of a parameter's state, or `DIMENSIONS`.
-        rows: The rows by the value that chooses them.
-
-    Returns:
-        The row to register.
-
-    Raises:
-        MupscaleError: If one of the rows is no `OptimizerRule`.
-
-    >>> adam = OptimizerRule(lr=W, hyper={"eps": G}, state={"exp_avg": G, "exp_avg_sq": G**2})
-    >>> sign = OptimizerRule(lr=W, state={"momentum": G})
-    >>> str(rule_by("kind", {"adam": adam, "sign": sign}).row({"kind": "adam"}, 2).hyper["eps"])
-    'G'
-    """
-    raise_faults(
-        "these are no rows",
-        [f for v, r in rows.items() for f in wrong_kind(repr(v), r, OptimizerRule, "write OptimizerRule(…)")],
-    )
-    every = [leaf for row in rows.values() for leaf in row.every_row]
-    state = {k: v for row in every for k, v in row.state.items()}
-    return OptimizerRule(
-        lr=NEUTRAL, state=state, by=key, rows={value: _chosen_by(key, row) for value, row in rows.items()}
-    )
 
 
 def _chosen_by(key: str, row: OptimizerRule) -> OptimizerRule:
@@ -292,7 +298,7 @@ def declare_neutral(*keys: str) -> None:
         MupscaleError: If a key is no text.
 
     >>> declare_neutral("lr_scale")
-    >>> from mupscale.rules import rule_for
+    >>> from mupscale.rules.optimizers import rule_for
     >>> rule_for("torch.optim.AdamW").known("lr_scale")
     True
     >>> UNIVERSAL.remove("lr_scale")                                  # it was for this example only
@@ -316,7 +322,7 @@ def block_count(rule: OptimizerRule, group: Group) -> int:
     return int(group.get(rule.blocks) or 1) if rule.blocks else 1
 
 
-def decay_factor(kind: Decay | Units | None, change: Change, lr: Scale) -> Scale:
+def decay_factor(kind: str | Units | None, change: Change, lr: Scale) -> Scale:
     """What the decay is multiplied by, given the factor put on lr."""
     if isinstance(kind, Units):
         return change.factor(kind)

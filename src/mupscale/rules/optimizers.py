@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from ..arguments import shown, wrong_kind
 from ..errors import MupscaleError, raise_faults
-from .muon_rows import line_to_write
+from .muon_rows import line_to_write, muon_row
 from .optimizer_rule import OptimizerRule
 from .package_rows import PACKAGES
 from .torch_rows import TORCH
@@ -46,23 +46,29 @@ def qualified_name(optimizer: type | str) -> str:
     return f"{optimizer.__module__}.{optimizer.__qualname__}"
 
 
-def register_optimizer(optimizer_class: type | str, rule: OptimizerRule) -> None:
+def register_optimizer(optimizer_class: type | str, rule: OptimizerRule | type | str) -> None:
     """State the units of an optimizer that is not in torch, so that its runs can be grown.
 
     Args:
         optimizer_class: The class, or its full name: "lion_pytorch.Lion".
-        rule: The row with its units.
+        rule: The row with its units. For a copy of a class that has a row, that class or its full name; for a copy of Muon the name
+            of its version: "moonlight".
 
     Raises:
-        MupscaleError: If the row is no `OptimizerRule`.
+        MupscaleError: If the row is no `OptimizerRule`, or nothing is known by this name.
 
-    >>> from mupscale.rules import Decay, G, W
-    >>> row = OptimizerRule(lr=W, decay=Decay.DECOUPLED, state={"exp_avg": G}, neutral={"betas"})
+    >>> from mupscale.rules import G, W
+    >>> row = OptimizerRule(lr=W, decay="decoupled", state={"exp_avg": G}, neutral={"betas"})
     >>> register_optimizer("example.Lion", row)
     >>> rule_for("example.Lion") is row
     True
-    >>> del RULES["example.Lion"]                                     # it was for this example only
+    >>> register_optimizer("example.Copy", "lion_pytorch.Lion")
+    >>> del RULES["example.Lion"], RULES["example.Copy"]              # they were for this example only
     """
+    if isinstance(rule, str) and "." not in rule:
+        rule = muon_row(rule)
+    elif isinstance(rule, str | type):
+        rule = rule_for(rule)
     raise_faults("this optimizer cannot be registered", wrong_kind("rule", rule, OptimizerRule, _ROW))
     RULES[qualified_name(optimizer_class)] = rule
 
@@ -114,7 +120,7 @@ def _hint(optimizer: type | str, name: str, table: Mapping[str, OptimizerRule]) 
     parent = next((parent for parent in parents if parent in table), None)
     if parent is not None:
         here, there = name.rpartition(".")[2], parent.rpartition(".")[2]
-        line = f"mupscale.rules.register_optimizer({here}, mupscale.rules.rule_for({there}))"
+        line = f"mupscale.rules.register_optimizer({here}, {there})"
         return f"it derives from {parent}; if its update is the same, write {line}"
     if (muon := line_to_write(name.rpartition(".")[2])) is not None:
         return muon

@@ -1,7 +1,7 @@
 """The rows of optimizers that other packages define, other than Muon: units of their settings and state.
 
 A row is keyed by the name under which users import the class. A class that was copied into another file is registered
-with the row of its original: `register_optimizer(Lion, rule_for("lion_pytorch.Lion"))`.
+with the row of its original: `register_optimizer(Lion, "lion_pytorch.Lion")`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .optimizer_rule import Decay, Group, OptimizerRule, State, rule_by
+from .optimizer_rule import Decay, Group, OptimizerRule, State
 from .torch_rows import ADAM, HALF, TORCH
 from .units import FILLED, NEUTRAL, G, Units, W
 
@@ -42,7 +42,7 @@ def schedule_free(lr: Units, **row: Any) -> OptimizerRule:
     hyper, state = dict(fixed.pop("hyper", {})), dict(fixed.pop("state", {}))
     neutral = {"r", "k", "train_mode", "weight_lr_power", "warmup_steps"} | fixed.pop("neutral")
     rates = {"lr_max": lr, "scheduled_lr": lr}
-    return rule_by(
+    return OptimizerRule.by_key(
         "weight_lr_power",
         {
             power: OptimizerRule(
@@ -90,11 +90,13 @@ def _adafactor(lr: Units, **more: Any) -> OptimizerRule:
 
 # A relative step does not read lr. Its rate is the root of the mean square of the weights times a number that follows from
 # the step, and no setting corrects that mean for padding.
-_ADAFACTOR = rule_by(
+_ADAFACTOR = OptimizerRule.by_key(
     "relative_step",
     {
-        False: rule_by("scale_parameter", {True: _adafactor(FILLED**-HALF), False: _adafactor(W)}),
-        True: rule_by(
+        False: OptimizerRule.by_key(
+            "scale_parameter", {True: _adafactor(FILLED**-HALF), False: _adafactor(W)}
+        ),
+        True: OptimizerRule.by_key(
             "scale_parameter",
             {
                 True: _adafactor(NEUTRAL, takes_padding=False),
@@ -153,14 +155,14 @@ def _optimi(row: OptimizerRule, **changes: Any) -> OptimizerRule:
         neutral=keys,
         **changes,
     )
-    return rule_by("decouple_lr", {False: own, True: replace(own, decay=Decay.INDEPENDENT)})
+    return OptimizerRule.by_key("decouple_lr", {False: own, True: replace(own, decay=Decay.INDEPENDENT)})
 
 
 def _pytorch_optimizer(row: OptimizerRule, *neutral: str, **changes: Any) -> OptimizerRule:
     """A class of pytorch_optimizer, which counts steps in its groups; decay that is not multiplied by lr has no row."""
     keys = {"betas", "step", "ams_bound", *neutral}
     own = replace(row, neutral=keys, decay=Decay.COUPLED, decoupled_flag="weight_decouple", **changes)
-    return rule_by("fixed_decay", {False: own, None: own})
+    return OptimizerRule.by_key("fixed_decay", {False: own, None: own})
 
 
 PACKAGES: dict[str, OptimizerRule] = {

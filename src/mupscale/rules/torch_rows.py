@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from .optimizer_rule import Decay, Group, OptimizerRule, State, rule_by
+from .optimizer_rule import Decay, Group, OptimizerRule, State
 from .units import BLOCKS, COLUMNS, FILLED, NEUTRAL, ROWS, SHORT, G, Units, W
 
 HALF = Fraction(1, 2)
@@ -168,7 +168,7 @@ TORCH: dict[str, OptimizerRule] = {
         entrywise=False,
         agrees_with_mup=False,
     ),
-    "torch.optim.Muon": rule_by(
+    "torch.optim.Muon": OptimizerRule.by_key(
         "adjust_lr_fn",
         {None: _muon(BY_ROWS), "original": _muon(BY_ROWS), "match_rms_adamw": _muon(BY_LONG)},
     ),
