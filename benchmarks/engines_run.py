@@ -146,7 +146,7 @@ def run_stage(stage: int, folder: Path) -> Curves:
     for job in ("wide", AWAKE, *CHANGED):
         torch.manual_seed(1)
         model = make(K * WIDTH)
-        groups = mu.trainers.universal_groups(folder / AWAKE if job == AWAKE else wide, model)
+        groups = mu.trainers.groups_for(model, folder / AWAKE if job == AWAKE else wide)
         factors = [group["lr_factor"] for group in groups]
         engine = engine_of(model, groups, stage)
         mu.trainers.load_universal_(engine, folder / job)
@@ -199,7 +199,7 @@ def run_trainer(folder: Path) -> Curves:
 
         def create_optimizer(self, *_: Any) -> Any:
             if self.optimizer is None:
-                groups = mu.trainers.universal_groups(self.directory, self.model)
+                groups = mu.trainers.groups_for(self.model, self.directory)
                 self.optimizer = torch.optim.AdamW(groups)
             return self.optimizer
 

@@ -394,8 +394,9 @@ def plan_of(case: str, by: Any = "copies") -> mu.Plan:
         narrow,
         wide,
         loss=lambda model: model(words, words % LENGTH, hidden, labels=words.roll(1, 1)).mean(),
-        declared=mu.Declared(
-            layouts=mu.trainers.megatron_layouts(narrow, wide),
+        declared=mu.Declared.megatron(
+            narrow,
+            wide,
             folds={"decoder.final_layernorm.weight": f"1/{K}"} if case == "tied" else {},
         ),
         by=by,

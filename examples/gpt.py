@@ -68,8 +68,8 @@ noisy = mu.upscale(base, lambda: GPT(64), mu.SignalNoise(0.05), plan=plan, seed=
 control = mu.grow(base, lambda: GPT(64), plan=plan).model
 narrow = model.blocks[0].qkv.weight.detach()
 control.blocks[0].qkv.weight.data = narrow.repeat_interleave(2, 0).repeat_interleave(2, 1) / 2
-identity = mu.plans.gradient_identity
-right, wrong = (identity(model, m, plan=plan, loss=loss_at).worst[1] for m in (wide.model, control))
+certificates = [mu.verify(model, mu.Run(m), plan=plan, loss=loss_at) for m in (wide.model, control)]
+right, wrong = (certificate.worst for certificate in certificates)
 curves = [[train_step(run, step) for step in range(GROW, END)] for run in (base, wide, noisy)]
 print("step     width 32    width 64   with noise")
 for i in range(0, END - GROW, 5):

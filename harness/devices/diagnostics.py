@@ -20,6 +20,7 @@ from harness.devices.models import (
     stepping,
     trained,
 )
+from mupscale.proofs import identity
 from mupscale.training.check import symmetry as check
 from mupscale.training.units import clip
 
@@ -134,7 +135,7 @@ def gradient_identity(device: Device) -> Any:
     base = trained(device, dtype=torch.float64)
     plan = mu.plans.plan_between(mlp, 16, 32)
     grown = mu.grow(base.run, lambda: mlp(32), plan=plan)
-    found = mu.plans.gradient_identity(base.run.model, grown.model, loss=base.loss, plan=plan)
+    found = identity.gradient_identity(base.run.model, grown.model, loss=base.loss, plan=plan)
     return found.worst[1] < 1e-9
 
 

@@ -21,6 +21,7 @@ from harness.program import Outcome
 from mupscale.models.float64 import lifted_casts
 from mupscale.noise.apart import share_kept
 from mupscale.plans.direction import Direction
+from mupscale.plans.more_experts import more_experts_plan
 from mupscale.plans.plan import Plan
 from mupscale.plans.wide_model import fill_model_
 from mupscale.tensors.differences import loss_gap
@@ -54,7 +55,7 @@ def measure(row: Row) -> Figures:
         if row.kind.startswith("own "):
             number = int(row.to.partition("=")[2])
             run, make, step_at, loss = own_mixture(row, number, 2)
-            plan = mu.plans.more_experts_plan(run.model, make(), (4, number))
+            plan = more_experts_plan(run.model, make(), (4, number))
         else:
             sizes = {
                 **SIZES,

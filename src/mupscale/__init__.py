@@ -35,7 +35,6 @@ if _typing.TYPE_CHECKING:
     from .planning.infer import infer_plan as infer_plan
     from .plans.plan import Plan as Plan
     from .runs.run import Run as Run
-    from .sameness.same import assert_same_run as assert_same_run
     from .sameness.same import same as same
     from .sharded.load import load_grown_ as load_grown_
     from .studies.tune import tune as tune

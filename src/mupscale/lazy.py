@@ -45,7 +45,15 @@ EARLIER = {
     "mupscale.rules.rule_by": "mupscale.rules.OptimizerRule.by_key",
     "mupscale.rules.rule_for": "mupscale.rules.register_optimizer",
     "mupscale.rules.muon_row": "mupscale.rules.register_optimizer",
-    "mupscale.diagnostics.report": "mupscale.studies.write_report",
+    "mupscale.diagnostics.report": "mupscale.studies.report.report.write_report",
+    "mupscale.studies.write_report": "mupscale.studies.report.report.write_report",
+    "mupscale.budgets.Cost": "mupscale.budgets.cost.Cost",
+    "mupscale.plans.more_experts_plan": "mupscale.infer_plan",
+    "mupscale.plans.gradient_identity": "mupscale.verify",
+    "mupscale.trainers.universal_groups": "mupscale.trainers.groups_for",
+    "mupscale.trainers.megatron_layouts": "mupscale.Declared.megatron",
+    "mupscale.trainers.titan_plan": "mupscale.trainers.titan_layouts.titan_plan",
+    "mupscale.assert_same_run": "mupscale.same",
 }
 """Names of an earlier version, and what they are called now; the error about a missing name says it."""
 

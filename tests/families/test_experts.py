@@ -19,6 +19,7 @@ from mupscale.families.plan import family_plan  # noqa: E402
 from mupscale.families.prove import prove  # noqa: E402
 from mupscale.families.record import FamilyPlan  # noqa: E402
 from mupscale.families.types import into  # noqa: E402
+from mupscale.plans.more_experts import more_experts_plan  # noqa: E402
 from mupscale.plans.plan import Plan  # noqa: E402
 
 GOAL = "experts=8,top_k=2,expert_ffn=20"
@@ -588,7 +589,7 @@ def test_a_mixture_of_ones_own_gets_more_experts():
     torch.manual_seed(0)
     base, x = Tokens(4), torch.randn(200, 6)
     loss = lambda model: model(x.to(model.down)).square().mean()  # noqa: E731
-    plan = mu.plans.more_experts_plan(base, Tokens(8), (4, 8))
+    plan = more_experts_plan(base, Tokens(8), (4, 8))
     wide = mu.upscale(base, lambda: Tokens(8), plan=plan, loss=loss)
     assert 0.9 < wide.provenance["loss"]["kept"] <= 1
     assert wide.provenance["loss"]["after"] == pytest.approx(wide.provenance["loss"]["before"], rel=0.05)

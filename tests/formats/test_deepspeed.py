@@ -20,6 +20,7 @@ from harness.growth.experts import Mixture
 from harness.refusals import refusal, refused
 from mupscale.formats.deepspeed.grow import grow_universal_checkpoint
 from mupscale.formats.deepspeed.universal import read_universal
+from mupscale.plans.more_experts import more_experts_plan
 
 TAG = "global_step3_universal"
 WORDS, WIDTH = 11, 4
@@ -134,7 +135,7 @@ def read(folder, name, key):
 def restored(folder):
     """A wide run as an engine would restore it: groups, weights, moments and steps of the files."""
     model = make(2 * WIDTH)
-    optimizer = torch.optim.AdamW(mu.trainers.universal_groups(folder, model))
+    optimizer = torch.optim.AdamW(mu.trainers.groups_for(model, folder))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(read(folder, name, "fp32").view_as(parameter))
@@ -303,11 +304,11 @@ def test_a_tag_that_leads_elsewhere_is_refused_by_every_reader(tag, narrow, tmp_
     grow_universal_checkpoint(folder, out, plan=PLAN)
     shutil.copytree(out, tmp_path / "outside")
     (out / "latest_universal").write_text(f"{TAG}\n")
-    assert mu.trainers.universal_groups(out, model)
+    assert mu.trainers.groups_for(model, out)
     for place in (folder, out):
         (place / "latest_universal").write_text(tag)
     for call in (
-        lambda: mu.trainers.universal_groups(out, model),
+        lambda: mu.trainers.groups_for(model, out),
         lambda: grow_universal_checkpoint(folder, tmp_path / "refused", plan=PLAN),
     ):
         refusal(call)
@@ -336,7 +337,7 @@ def test_an_engine_gets_the_settings_of_its_groups_and_steps_of_their_own(narrow
     folder, _ = narrow
     out, model = tmp_path / "wide", make(2 * WIDTH)
     grow_universal_checkpoint(folder, out, plan=PLAN)
-    groups = mu.trainers.universal_groups(out, model)
+    groups = mu.trainers.groups_for(model, out)
     rates = [group["lr"] for group in groups]
     engine = Engine(torch.optim.AdamW(groups))
     assert mu.trainers.load_universal_(engine, out) == {"mine": 1}
@@ -347,7 +348,7 @@ def test_an_engine_gets_the_settings_of_its_groups_and_steps_of_their_own(narrow
     for other, code in (
         (Engine(torch.optim.AdamW(own_groups(model))), "deepspeed.groups_differ"),
         (
-            Engine(torch.optim.AdamW(mu.trainers.universal_groups(out, model)), universal=False),
+            Engine(torch.optim.AdamW(mu.trainers.groups_for(model, out)), universal=False),
             "deepspeed.universal_not_enabled",
         ),
     ):
@@ -363,7 +364,7 @@ def test_copies_of_experts_are_parted_as_by_upscale_or_refused(tmp_path):
     model(torch.randn(32, 6)).square().mean().backward()
     run.optimizer.step()
     write(tmp_path / "narrow", run, 1)
-    plan = replace(mu.plans.more_experts_plan(model, make(), (4, 8)), proof="loss")
+    plan = replace(more_experts_plan(model, make(), (4, 8)), proof="loss")
     with refused("experts.equal_scores"):
         mu.grow_checkpoint(tmp_path / "narrow", tmp_path / "wide", plan=plan)
     mu.grow_checkpoint(tmp_path / "narrow", tmp_path / "wide", plan=plan, noise=mu.NewUnits(), seed=5)

@@ -102,9 +102,7 @@ def loss_of(model, seed=0):
 @lru_cache
 def planned(base, wide):
     models = Model(base), Model(wide)
-    return mu.infer_plan(
-        *models, loss=loss_of, declared=mu.Declared(layouts=mu.trainers.megatron_layouts(*models))
-    )
+    return mu.infer_plan(*models, loss=loss_of, declared=mu.Declared.megatron(*models))
 
 
 torch.manual_seed(0)
@@ -456,4 +454,4 @@ def test_layouts_are_refused_where_heads_change(tmp_path):
     wide = Model(2 * WIDTH)
     wide.config.kv_channels = 2 * HEAD
     with refused("layout.heads_differ", where="num_query_groups"):
-        mu.trainers.megatron_layouts(Model(WIDTH), wide)
+        mu.Declared.megatron(Model(WIDTH), wide)

@@ -10,6 +10,7 @@ from torch import nn
 import mupscale as mu
 from harness.closeness import EXACT, assert_close
 from harness.refusals import refusal
+from mupscale.proofs.identity import gradient_identity
 
 X = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(0))
@@ -49,7 +50,7 @@ def test_what_modules_decide_is_exact_in_outputs_and_gradients(name: str):
     assert plan.proof == "modules"
     wide: Any = mu.grow(base, lambda: make(8), plan=plan).model
     assert_close(wide(x.double()), base(x.double()), EXACT)
-    measured = mu.plans.gradient_identity(base, wide, loss=lambda m: m(x.double()).square().mean(), plan=plan)
+    measured = gradient_identity(base, wide, loss=lambda m: m(x.double()).square().mean(), plan=plan)
     assert measured.worst[1] < 1e-9
 
 

@@ -72,7 +72,7 @@ def parameters(thing: Any) -> list[str]:
     own = not inspect.isclass(thing) or {"__init__", "__new__"} & vars(thing).keys()
     if not own or isinstance(thing, EnumType):
         return []
-    return [name for name in inspect.signature(thing).parameters if name != "self"]
+    return [name for name in inspect.signature(thing).parameters if name not in ("self", "cls")]
 
 
 def fields(thing: Any) -> list[str]:

@@ -20,6 +20,7 @@ from harness.imports import without_torch
 from harness.refusals import refusal
 from mupscale.arguments import wrong_function, wrong_kind, wrong_list, wrong_number, wrong_whole
 from mupscale.cli.main import main
+from mupscale.proofs.identity import gradient_identity
 from mupscale.rules.optimizers import rule_for
 from mupscale.training.check.symmetry import noise_shares, symmetry
 from mupscale.training.units.clip import grad_norm
@@ -154,6 +155,8 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
         lambda: mu.plans.plan_between(lambda n: nn.Linear(n, n), 4, 8), "argument.wrong_signature"),
     "a model and a size": (lambda: mu.infer_plan(BASE, 8),  # type: ignore[arg-type]
         lambda: mu.infer_plan(BASE, WIDE), "argument.not_a_model"),
+    "more experts and a loss": (lambda: mu.infer_plan(BASE, BASE, loss=loss, experts=(4, 8)),
+        lambda: mu.infer_plan(BASE, BASE, experts=(4, 8)), "experts.planned_alone"),
     "roles in a list": (lambda: infer(declared=mu.Declared(roles=["0.weight"])),  # type: ignore[arg-type]
         lambda: infer(declared=mu.Declared(roles={"0.weight": "out"})), "argument.wrong_type"),
     "a layout from the end": (lambda: infer(declared=mu.Declared(layouts={"0.weight": {-1: 2}})),
@@ -168,8 +171,8 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
     "a plan of a path": (lambda: mu.Plan.from_json("plan.json"),
         lambda: mu.Plan.from_json(PLAN.to_json()), "json.not_json"),
     "the gradient identity, the wide first": (
-        lambda: mu.plans.gradient_identity(WIDE, BASE, plan=PLAN, loss=loss),
-        lambda: mu.plans.gradient_identity(BASE, WIDE, plan=PLAN, loss=loss), "plan.other_shape"),
+        lambda: gradient_identity(WIDE, BASE, plan=PLAN, loss=loss),
+        lambda: gradient_identity(BASE, WIDE, plan=PLAN, loss=loss), "plan.other_shape"),
     # Runs.
     "a state dict as a run": (lambda: grow(BASE.state_dict()), lambda: grow(BASE), "argument.wrong_type"),
     "a class as an optimizer": (lambda: mu.Run(BASE, AdamW),  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from mupscale.formats.megatron.grow import grow_megatron_checkpoint
 from mupscale.noise.apart import share_kept
 from mupscale.noise.resolved import NoisePlan, ResolvedNoise
 from mupscale.plans.direction import Direction
+from mupscale.plans.more_experts import more_experts_plan
 from mupscale.plans.wide_model import fill_model_
 from mupscale.training.grow import prove
 
@@ -38,7 +39,7 @@ def loss(model):
     return model(X.to(model.down)).sub(X[:, :3].to(model.down).sin()).square().mean()
 
 
-PLAN = replace(mu.plans.more_experts_plan(own(4), own(8), (4, 8)), proof="loss")
+PLAN = replace(more_experts_plan(own(4), own(8), (4, 8)), proof="loss")
 
 
 def trained():
@@ -187,7 +188,7 @@ def test_noise_that_is_paired_over_a_wider_router_parts_its_copies_too():
     make = lambda: Mixture("renormalised", 4, 2, width=24)  # noqa: E731
     wider = mu.infer_plan(run.model, make, loss=loss, by="copies")
     both = Mixture("renormalised", 8, 2, width=24)
-    plan = wider.then(replace(mu.plans.more_experts_plan(make(), both, (4, 8)), proof="loss"))
+    plan = wider.then(replace(more_experts_plan(make(), both, (4, 8)), proof="loss"))
     wide = mu.load_grown_(run, both, plan=plan, noise=mu.PairedNoise(0.01)).model
     assert (share_kept(plan, run.model, wide, loss) or 0) > 0.9
 
@@ -198,11 +199,11 @@ def test_experts_for_all_tokens_and_for_few_do_not_compose():
         mu.infer_plan(own(4), lambda: Mixture("renormalised", 8, 4), loss=loss, by="copies"), proof="loss"
     )
     large = Mixture("renormalised", 16, 4)
-    later = replace(mu.plans.more_experts_plan(Mixture("renormalised", 8, 4), large, (8, 16)), proof="loss")
+    later = replace(more_experts_plan(Mixture("renormalised", 8, 4), large, (8, 16)), proof="loss")
     assert twice.then(later).proof == "none"
     with refused("proof.missing"):
         mu.load_grown_(trained(), large, plan=twice.then(later), noise=mu.NewUnits())
-    again = replace(mu.plans.more_experts_plan(own(8), own(16), (8, 16)), proof="loss")
+    again = replace(more_experts_plan(own(8), own(16), (8, 16)), proof="loss")
     assert PLAN.then(again).proof == "loss"
 
 

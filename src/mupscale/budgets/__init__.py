@@ -9,6 +9,5 @@ from ..lazy import exported as _exported
 
 if _typing.TYPE_CHECKING:
     from .advice import advise as advise
-    from .cost import Cost as Cost
 
 __getattr__ = _exported(__name__)

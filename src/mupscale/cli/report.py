@@ -1,4 +1,4 @@
-"""`mupscale report`: one page about tuning studies. Calls `mu.studies.write_report` and prints the verdicts."""
+"""`mupscale report`: one page about tuning studies. Calls `studies.report.write_report` and prints the verdicts."""
 
 from __future__ import annotations
 

@@ -27,6 +27,8 @@ DCP_METADATA = ".metadata"
 """What torch.distributed.checkpoint calls the file that says where its tensors lie."""
 UNIVERSAL_LATEST = "latest_universal"
 """What names the folder of a universal checkpoint of DeepSpeed."""
+UNIVERSAL_SETTINGS = "optimizer_state.pt"
+"""The file of such a checkpoint that has the groups of the optimizer."""
 CONVERT = (
     "run python -m deepspeed.checkpoint.ds_to_universal --input_folder RUN/global_stepN --output_folder "
     "RUN/global_stepN_universal --inject_missing_state, and name RUN"

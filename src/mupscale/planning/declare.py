@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
 
 from ..arguments import wrong_kind, wrong_list
 from ..errors import Fault, MupscaleError, raise_faults
 from ..rules.axes import Layout
 from ..rules.scale import Exact, Scale
 from .draft import Draft, DraftEntry
+from .megatron import megatron_layouts
 
 RoleSpec = str | Mapping[int, str]
 LayoutSpec = Layout | Mapping[int, Layout]
@@ -41,6 +45,22 @@ class Declared:
     layouts: Mapping[str, LayoutSpec] = field(default_factory=dict)
     folds: Mapping[str, Exact] = field(default_factory=dict)
     plus_one: Sequence[str] = ()
+
+    @classmethod
+    def megatron(cls, base: nn.Module, wide: nn.Module, **more: Any) -> Declared:
+        """What shapes do not show of two of Megatron's `GPTModel`s: query, key and value fused by groups, gate and up by halves.
+
+        The size of heads and the number of queries in a group stay; `num_attention_heads` and `num_query_groups` grow by one factor.
+
+        Args:
+            base: The base on one rank.
+            wide: The wide model on one rank.
+            **more: Further declarations: roles, folds, plus_one.
+
+        Raises:
+            MupscaleError: If heads or groups have other sizes in the wide model.
+        """
+        return cls(layouts=megatron_layouts(base, wide), **more)
 
     @property
     def any(self) -> bool:

@@ -23,6 +23,7 @@ from ..models.float64 import lifted_casts, prepare
 from ..models.kinds import KNOWN_NORMS, is_norm
 from ..models.names import pattern_of
 from ..models.need import Need
+from ..plans.more_experts import more_experts_plan
 from ..plans.plan import Plan, Proof
 from ..proofs.identity import Evaluated, Loss, compared, evaluated
 from ..proofs.modes import measured_modes, mode_needs
@@ -56,6 +57,8 @@ def infer_plan(
     declared: Declared | None = None,
     by: By = "copies",
     order: Orders | None = None,
+    experts: tuple[int, int] | None = None,
+    groups: int = 1,
 ) -> Plan:
     """Find the plan from a model to a larger one; with a loss, the plan is measured and exact for these models.
 
@@ -73,6 +76,9 @@ def infer_plan(
             have zeros grows by copies in the same plan. "padded" makes copies, and zeros where no whole number of copies fits.
         order: Where new blocks stand, as `{"blocks": [0, None, 1]}`: for each block of the list `blocks`, the number of the
             block of the base that it is. A new one is None, or the number of an earlier block that it is like. Needs a `loss`.
+        experts: How many experts a mixture has, before and after, where each token goes to as few as before. New ones sleep where
+            the router has a bias that can leave them out, and are copies otherwise. `upscale` measures such a plan.
+        groups: In how many groups the experts stand, each of which gets as many more.
 
     Returns:
         The plan. Without `loss` and `example_inputs`, `plan.proved` says whether torch's own modules decide it; code of your own
@@ -90,6 +96,14 @@ def infer_plan(
     """
     checked = sound(declared)
     measure = measured_with(loss, example_inputs)
+    if experts is not None:
+        if measure is not None or order is not None or checked.any or by != "copies":
+            what = "a plan for more experts follows from their number alone"
+            remedy = "leave out loss, example_inputs, order, declared and by; pass the loss to upscale, and grow the width with a second plan"
+            raise MupscaleError(
+                "these experts cannot be planned", [Fault("experts.planned_alone", "experts", what, remedy)]
+            )
+        return more_experts_plan(_built(base, seed=0), _built(wide, seed=0), experts, groups)
     if order is not None:
         if measure is None or checked.any or by != "copies":
             what = "new blocks are found by a measurement at one width"

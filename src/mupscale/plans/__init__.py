@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from ..families.plan import family_plan as family_plan
     from ..models.build import on_meta as on_meta
     from ..planning.infer import plan_between as plan_between
-    from ..proofs.identity import gradient_identity as gradient_identity
-    from .more_experts import more_experts_plan as more_experts_plan
     from .tensor_plan import TensorPlan as TensorPlan  # not listed
 
 __getattr__ = exported(__name__, {"family_plan": "hf"})

@@ -150,7 +150,7 @@ class OptimizerRule:
             *wrong_list("constructor_only", self.constructor_only),
         ]
         if self.decay is not None:
-            known = self.decay in Decay if isinstance(self.decay, str) else False
+            known = isinstance(self.decay, str) and self.decay in {*Decay}
             remedy = 'write decay="decoupled", "coupled", "independent" or None'
             faults += [] if known else wrong_kind("decay", self.decay, Units, remedy)
         return faults

@@ -1,4 +1,4 @@
-"""`mu.same` and `mu.assert_same_run`: the doors to the comparison of two checkpoints."""
+"""`mu.same`: the door to the comparison of two checkpoints."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def same(
 
     Returns:
         What differs, and what it does to training. It is true if nothing does; what the checkpoints do not tell is listed
-        too, and makes it false.
+        too, and makes it false. In a test write `assert report, str(report)`; its text lists every difference.
 
     Raises:
         MupscaleError: If a checkpoint cannot be read, or an argument cannot be used.
@@ -85,25 +85,3 @@ def reported(
         return (
             found if found is not None else compare(one, other, chosen, threads, report, model_config, ways)
         )
-
-
-def assert_same_run(a: Location | Path | str, b: Location | Path | str, *, profile: str = "strict") -> None:
-    """Fail a test unless two checkpoints continue the same run; the message lists every difference.
-
-    Args:
-        a: The checkpoint that a run had, in any format.
-        b: The checkpoint that should continue it, in any format.
-        profile: How far they may be apart: "strict" (bit for bit), "standard" or "relaxed".
-
-    Raises:
-        AssertionError: If they differ, or if what is there cannot tell.
-        MupscaleError: If a checkpoint cannot be read.
-
-    >>> import mupscale as mu, tempfile, torch
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     torch.save({"state_dict": torch.nn.Linear(2, 3).state_dict()}, f"{folder}/a.ckpt")
-    ...     mu.assert_same_run(f"{folder}/a.ckpt", f"{folder}/a.ckpt")
-    """
-    found = same(a, b, profile=profile)
-    if not found:
-        raise AssertionError(str(found))

@@ -10,8 +10,7 @@ from ..lazy import exported as _exported
 
 if _typing.TYPE_CHECKING:
     from ..training.recipe import Recipe as Recipe
-    from .proxy import Proxy as Proxy
-    from .report.report import write_report as write_report
+    from .proxy import Proxy as Proxy  # not listed
     from .settings import Settings as Settings
 
-__getattr__ = _exported(__name__, {"Settings": "tune", "Proxy": "tune", "write_report": "tune"})
+__getattr__ = _exported(__name__, {"Settings": "tune", "Proxy": "tune"})

@@ -6,8 +6,6 @@ from ..lazy import exported
 
 if TYPE_CHECKING:
     from ..formats.deepspeed.engine import load_universal_ as load_universal_
-    from ..formats.deepspeed.engine import universal_groups as universal_groups
-    from ..formats.megatron.layouts import megatron_layouts as megatron_layouts
     from ..formats.megatron.overrides import megatron_overrides as megatron_overrides
     from ..optimizers.schedulers import load_scheduler_ as load_scheduler_
     from ..training.grow.state_dicts import groups_for as groups_for
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from .going_on import optimizer_in_units as optimizer_in_units
     from .huggingface import HuggingFaceCallback as HuggingFaceCallback
     from .lightning import LightningCallback as LightningCallback
-    from .titan_layouts import titan_plan as titan_plan
     from .torchtitan import GrowingCheckpointManager as GrowingCheckpointManager
 
 __getattr__ = exported(__name__, {"HuggingFaceCallback": "hf", "LightningCallback": "lightning"})

@@ -166,7 +166,7 @@ def _refuse_sharding(args: Any, optimizer: Any) -> None:
     groups = getattr(optimizer, "param_groups", ())
     if not settings and any(is_sharded(p) for group in groups for p in group["params"]):
         settings = ["accelerate's FSDP"]
-    other = "leave the callback out, and build the optimizer from mu.trainers.universal_groups"
+    other = "leave the callback out, and build the optimizer from mu.trainers.groups_for(model, wide)"
     what = "its optimizer and its norm hold parts of tensors"
     faults = [
         Fault("trainer.shards_parameters", name, what, other if "deepspeed" in name else remedy)

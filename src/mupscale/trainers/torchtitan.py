@@ -42,7 +42,7 @@ class Growing:
     - `base`: the ModelSpec of the narrow run
     - `noise` and `seed`: as for `upscale`
     - `reference`: the ModelSpec at which the constants were written, where the base was itself grown
-    - `declared`: further declarations for `titan_plan`
+    - `declared`: what cannot be read off the configs
     - `small`: two small ModelSpecs that prove the plan, without which it is refused unless `prove` is false
 
     Args:

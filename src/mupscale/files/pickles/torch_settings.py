@@ -10,6 +10,7 @@ import torch
 
 from ...errors import MupscaleError
 from ...storage.location import Location
+from ..elsewhere import UNIVERSAL_SETTINGS, tag_in
 from ..opened import open_stream
 from ..places import torch_dtype
 from ..strict import os_errors, printable
@@ -33,6 +34,12 @@ def read_settings(path: Location) -> Any:
                 f"{where} is not an archive of torch.save: {printable(str(error))}",
                 code="archive.not_torch_save",
             ) from None
+
+
+def universal_settings(folder: Location) -> dict[str, Any]:
+    """The groups of the optimizer, and what else a universal checkpoint of DeepSpeed keeps beside its tensors."""
+    read: dict[str, Any] = read_settings(folder / tag_in(folder) / "zero" / UNIVERSAL_SETTINGS)
+    return read
 
 
 def _number(archive: zipfile.ZipFile, records: Mapping[str, zipfile.ZipInfo], head: Head) -> Any:

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from ...errors import Fault
-from ...files.elsewhere import UNIVERSAL_LATEST
+from ...files.elsewhere import UNIVERSAL_LATEST, UNIVERSAL_SETTINGS
 from ...files.pickles.torch_file import Room, lay_out
 from ...files.pickles.torch_settings import strange
 from ...files.places import Place
@@ -28,7 +28,7 @@ from ...plans.plan import Plan
 from ...rules.optimizer_rule import OptimizerRule
 from ...storage.location import Location
 from ..common import NEW_TENSOR, OTHER_PLAN, Growing, NamedState, WideFiles, plain_file, write_grown
-from .universal import PARAM, SCHEDULER, SETTINGS, STEP, WEIGHT, StateFile, Universal, read_universal
+from .universal import PARAM, SCHEDULER, STEP, WEIGHT, StateFile, Universal, read_universal
 
 CLAIM = "this universal checkpoint cannot be widened"
 _GROUPS = "param_groups"
@@ -63,7 +63,7 @@ def grow_universal_checkpoint(
     """Write the universal checkpoint from which a wide DeepSpeed engine continues.
 
     Weights, first and second moments are grown tensor by tensor, each in its units, in the groups that units ask for: build the
-    wide optimizer from `universal_groups(out, model)`, and load with `load_universal_(engine, out)`. A call that was interrupted is
+    wide optimizer from `groups_for(model, out)`, and load with `load_universal_(engine, out)`. A call that was interrupted is
     resumed by the same call.
 
     Args:
@@ -161,7 +161,7 @@ def wide_universal(universal: Universal, growing: Growing) -> WideFiles:
 
 def _refused(universal: Universal) -> list[Fault]:
     """What is not read: engines without ZeRO, settings of another form, and ranks that have cut tensors."""
-    settings, where = universal.settings, f"zero/{SETTINGS}"
+    settings, where = universal.settings, f"zero/{UNIVERSAL_SETTINGS}"
     faults = []
     if settings.get("zero_stage") not in (1, 2, 3):
         what = f"zero_stage = {printable(str(settings.get('zero_stage')))}: saved by an engine without ZeRO"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import Fault, MupscaleError
-from ...files.elsewhere import CONVERT, UNIVERSAL_LATEST, is_universal, tag_in
+from ...files.elsewhere import CONVERT, UNIVERSAL_LATEST, UNIVERSAL_SETTINGS, is_universal, tag_in
 from ...files.pickles.torch_file import read_tensor, read_tree
 from ...files.pickles.torch_settings import read_settings
 from ...files.places import Place
@@ -29,7 +29,6 @@ SCHEDULER = "scheduler.pt"
 PARAM = "param"
 WEIGHT = "fp32"
 STEP = "step"
-SETTINGS = "optimizer_state.pt"
 _EXTRAS = frozenset({PARAM, "cat_dim", "param_n_sub_params", "vocab_tensor"})
 """What a file of a parameter may hold: its tensor, and how ranks of tensor parallelism cut it, which stays the same."""
 _MOST_PARAMETERS = 1_000_000  # bounds the listing of a folder that is not a checkpoint
@@ -73,15 +72,15 @@ def read_universal(path: Location | str) -> Universal:
     tag = tag_in(path)
     folder = path / tag / "zero"
     claim = f"{printable(str(path / tag))} cannot be widened"
-    if not exists(folder / SETTINGS):
+    if not exists(folder / UNIVERSAL_SETTINGS):
         raise MupscaleError(
-            claim, [Fault("deepspeed.no_settings", f"zero/{SETTINGS}", "it is not there", CONVERT)]
+            claim, [Fault("deepspeed.no_settings", f"zero/{UNIVERSAL_SETTINGS}", "it is not there", CONVERT)]
         )
     parameters: dict[str, dict[str, StateFile]] = {}
     steps: dict[str, Any] = {}
     faults: list[Fault] = []
     with os_errors(folder):
-        names = sorted(name for name in names_in(folder) if name != SETTINGS)
+        names = sorted(name for name in names_in(folder) if name != UNIVERSAL_SETTINGS)
     if len(names) > _MOST_PARAMETERS:
         raise MupscaleError(
             f"{claim}: it has more than {_MOST_PARAMETERS:,} parameters", code="deepspeed.too_many_parameters"
@@ -108,7 +107,7 @@ def read_universal(path: Location | str) -> Universal:
         for n in sorted(names_in(path / tag))
         if n.endswith("_model_states.pt")
     }
-    settings = read_settings(folder / SETTINGS)
+    settings = read_settings(folder / UNIVERSAL_SETTINGS)
     if not models or not all(isinstance(of, dict) for of in (settings, *models.values())):
         what = "no file of model states" if not models else "a file of settings is not a dict"
         raise MupscaleError(

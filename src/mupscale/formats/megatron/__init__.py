@@ -1,4 +1,4 @@
-"""Megatron: its formats torch_dist and fsdp_dtensor, how both grow, and layouts and overrides for a wide job."""
+"""Megatron: its formats torch_dist and fsdp_dtensor, how both grow, and overrides for a wide job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mu.studies.write_report`: one page about one or several studies, done or still running. Reads, draws, writes files."""
+"""`write_report`: one page about one or several studies, done or still running. Reads, draws, writes files."""
 
 from __future__ import annotations
 

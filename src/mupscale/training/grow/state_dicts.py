@@ -9,12 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from ...arguments import wrong_kind, wrong_list
 from ...errors import Fault, MupscaleError, raise_faults
+from ...files.pickles.torch_settings import universal_settings
 from ...models.names import named_tensors, resolve
 from ...optimizers.carry import carry_optimizer, made
 from ...optimizers.named import NamedGroup
@@ -26,6 +28,7 @@ from ...plans.plan import Plan
 from ...plans.tensor_plan import TensorPlan
 from ...rules.optimizer_rule import OptimizerRule
 from ...rules.optimizers import rule_for
+from ...storage.location import Location, Url, location
 from ..units.groups import expect_class
 
 
@@ -171,13 +174,14 @@ def grow_optimizer_state_dict(
     return write_state_dict(made(carried, direction), by_name)
 
 
-def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+def groups_for(model: nn.Module, state: Mapping[str, Any] | Location | str) -> list[dict[str, Any]]:
     """Make the parameter groups of a model in the order and with the settings of a saved state dict, ready to load it.
 
     Args:
         model: The model.
         state: The state dict of one optimizer, which `grow`, `upscale` or `param_groups` made, or what
-            `grow_optimizer_state_dict` returned.
+            `grow_optimizer_state_dict` returned. Or a checkpoint of DeepSpeed that `grow_checkpoint` wrote: ZeRO 1 and 2 load group by
+            group, and leave out without a word what an engine has more groups for.
 
     Returns:
         The groups, to build the optimizer from.
@@ -196,6 +200,8 @@ def groups_for(model: nn.Module, state: Mapping[str, Any]) -> list[dict[str, Any
     [0.05, 0.1]
     """
     parameters = {name: t for name, kind, t in named_tensors(model) if kind == "parameter"}
+    if isinstance(state, str | Path | Url):
+        state = universal_settings(location(state))
     groups = []
     saved = state.get("param_groups", [{}]) if isinstance(state, Mapping) else [{}]
     if not all("param_names" in group for group in saved):

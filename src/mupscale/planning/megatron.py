@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from ...errors import raise_faults
-from ...planning.heads import other_heads
-from ...rules.axes import Layout
+from ..errors import raise_faults
+from ..rules.axes import Layout
+from .heads import other_heads
 
 
 def megatron_layouts(base: nn.Module, wide: nn.Module) -> dict[str, dict[int, Layout]]:
@@ -21,7 +21,7 @@ def megatron_layouts(base: nn.Module, wide: nn.Module) -> dict[str, dict[int, La
         wide: The wide model on one rank.
 
     Returns:
-        What to pass as `Declared(layouts=…)` to `infer_plan`.
+        What `Declared.megatron` declares.
 
     Raises:
         MupscaleError: If heads or groups have other sizes in the wide model.
