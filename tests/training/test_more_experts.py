@@ -1,5 +1,6 @@
 """Copies of experts that share the tokens of their expert: every way to grow a mixture of one's own parts them, or refuses."""
 
+import copy
 import warnings
 from dataclasses import replace
 from itertools import product
@@ -17,7 +18,9 @@ from harness import megatron_files
 from harness.growth.experts import Mixture
 from harness.refusals import refusal, refused
 from mupscale.formats.megatron.grow import grow_megatron_checkpoint
+from mupscale.noise import resolve
 from mupscale.noise.apart import share_kept
+from mupscale.noise.resolve import resolve_noise
 from mupscale.noise.resolved import NoisePlan, ResolvedNoise
 from mupscale.plans.direction import Direction
 from mupscale.plans.more_experts import more_experts_plan
@@ -183,7 +186,8 @@ def test_the_router_parts_copies_whatever_noise_its_experts_get(noise):
     assert (share_kept(PLAN, run.model, tied, loss) or 0) < 0.5
 
 
-def test_noise_that_is_paired_over_a_wider_router_parts_its_copies_too():
+def test_noise_that_is_paired_over_a_wider_router_parts_its_copies_too(monkeypatch):
+    """Control: where paired noise goes into the router itself, copies tie, and no token keeps its experts."""
     run = trained()
     make = lambda: Mixture("renormalised", 4, 2, width=24)  # noqa: E731
     wider = mu.infer_plan(run.model, make, loss=loss, by="copies")
@@ -191,6 +195,11 @@ def test_noise_that_is_paired_over_a_wider_router_parts_its_copies_too():
     plan = wider.then(replace(more_experts_plan(make(), both, (4, 8)), proof="loss"))
     wide = mu.load_grown_(run, both, plan=plan, noise=mu.PairedNoise(0.01)).model
     assert (share_kept(plan, run.model, wide, loss) or 0) > 0.9
+    monkeypatch.setattr(resolve, "is_router", lambda name, entry: False)
+    monkeypatch.setattr(resolve, "refuse_unparted", lambda found, plan: None)
+    noise = resolve_noise(run.model.state_dict(), mu.PairedNoise(0.01), plan=plan)
+    tied = fill_model_(copy.deepcopy(both), run.model, Direction(plan, noise=noise))
+    assert share_kept(plan, run.model, tied, loss) == 0
 
 
 def test_experts_for_all_tokens_and_for_few_do_not_compose():
