@@ -195,7 +195,7 @@ def test_noise_that_is_paired_over_a_wider_router_parts_its_copies_too(monkeypat
     plan = wider.then(replace(more_experts_plan(make(), both, (4, 8)), proof="loss"))
     wide = mu.load_grown_(run, both, plan=plan, noise=mu.PairedNoise(0.01)).model
     assert (share_kept(plan, run.model, wide, loss) or 0) > 0.9
-    monkeypatch.setattr(resolve, "is_router", lambda name, entry: False)
+    monkeypatch.setattr(resolve, "scores_experts", lambda name, entry: False)
     monkeypatch.setattr(resolve, "refuse_unparted", lambda found, plan: None)
     noise = resolve_noise(run.model.state_dict(), mu.PairedNoise(0.01), plan=plan)
     tied = fill_model_(copy.deepcopy(both), run.model, Direction(plan, noise=noise))
@@ -260,6 +260,36 @@ def test_dropout_moves_no_token():
     state = torch.get_rng_state()
     assert kept(loss) > 0.9 > 0.7 > kept(drawn)
     torch.set_rng_state(state)
+
+
+class Shifted(Mixture):
+    """A mixture whose experts have a bias, stacked beside their weights."""
+
+    def __init__(self, experts, name):
+        super().__init__("renormalised", experts, 2)
+        self.name = name
+        self.register_parameter(name, torch.nn.Parameter(0.1 * torch.randn(experts, 12)))
+
+    def forward(self, x):
+        stream = self.embed(x)
+        scores = self.router(stream).softmax(-1)
+        chosen = scores.topk(self.top_k, -1).indices
+        values = scores.gather(-1, chosen)
+        weights = torch.zeros_like(scores).scatter(-1, chosen, values / values.sum(-1, keepdim=True))
+        each = torch.einsum("nef,edf->ned", torch.einsum("nd,efd->nef", stream, self.up).relu(), self.down)
+        return self.readout(stream + ((each + getattr(self, self.name)) * weights[..., None]).sum(1))
+
+
+def test_a_bias_of_experts_that_may_be_their_router_is_refused():
+    """Control: what the remedy says is right, and the bias gets no vectors that part copies."""
+    torch.manual_seed(0)
+    with refused("experts.bias_or_router", where="shift"):
+        more_experts_plan(Shifted(4, "shift"), Shifted(8, "shift"), (4, 8))
+    base, make = Shifted(4, "shift_bias"), lambda: Shifted(8, "shift_bias")
+    plan = more_experts_plan(base, make(), (4, 8))
+    wide = mu.upscale(base, make, plan=plan, loss=loss)
+    assert wide.provenance["loss"]["kept"] > 0.9
+    assert torch.equal(wide.model.shift_bias[::2], wide.model.shift_bias[1::2])
 
 
 def test_a_model_too_large_for_float64_is_measured_by_verify(monkeypatch):

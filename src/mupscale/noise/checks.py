@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ..arguments import wrong_whole
 from ..errors import Fault, raise_faults
-from ..plans.more_experts import equal_scores
+from ..plans.more_experts import equal_scores, scores_experts
 from ..plans.plan import Plan
 from ..plans.tensor_plan import TensorPlan
 from .kinds import NewUnits, Noise, PairedNoise, Sigma, SplitNoise, each, given_sigma, relative_size
 from .measures import Measure, measured
 from .resolved import ResolvedNoise
-from .where import Exempt, has_copies, is_router, noisy_weights, pairing
+from .where import Exempt, has_copies, noisy_weights, pairing
 
 
 def unknown_names(
@@ -47,7 +47,7 @@ def refuse_unparted(found: Mapping[str, ResolvedNoise], plan: Plan) -> None:
     """Raise where noise leaves the copies of experts with one score: it is zero, or not in their router, or they have no router."""
     if not plan.parts_tokens:
         return
-    routers = {name: found.get(name) for name, entry in plan.tensors.items() if is_router(name, entry)}
+    routers = {name: found.get(name) for name, entry in plan.tensors.items() if scores_experts(name, entry)}
     tied = [
         name for name, one in routers.items() if one is None or one.apart is None or not any(each(one.std))
     ]

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Fault, raise_faults
+from ..plans.more_experts import scores_experts
 from ..plans.plan import Plan
 from ..plans.tensor_plan import Becomes, TensorPlan
 from ..rules.noise_defaults import APART, WAKE
@@ -43,7 +44,7 @@ from .kinds import (
 )
 from .measures import Measure, Statistic, Wanted, measured, statistic
 from .resolved import NoisePlan, ResolvedNoise, reference_size, sized
-from .where import Exempt, has_copies, is_router, noisy_weights, pairing, woken_values
+from .where import Exempt, has_copies, noisy_weights, pairing, woken_values
 
 NOTHING = Exempt()
 """A model of which nothing is known beyond its plan."""
@@ -184,7 +185,7 @@ def _copied(name: str, noise: Noise, plan: Plan, measure: Measure, size: float) 
     """
     entry = plan[name]
     wanted = _of_kind(name, noise, plan, measure, size)
-    if not is_router(name, entry) or not (_parts_alone(noise) or any(each(wanted.sigma or 0.0))):
+    if not scores_experts(name, entry) or not (_parts_alone(noise) or any(each(wanted.sigma or 0.0))):
         return wanted
     apart = _trained_sigma(APART, entry, partial(measure, name), size)
     _refuse_equal_scores(name, apart)

@@ -119,12 +119,6 @@ def has_copies(entry: TensorPlan) -> bool:
     return entry.change.c != 1
 
 
-def is_router(name: str, entry: TensorPlan) -> bool:
-    """Whether the rows of a matrix are the scores of experts of which a token goes to as few as before."""
-    matrix = entry.kind == "parameter" and len(entry.axes) == 2
-    return entry.chosen is not None and matrix and not name.endswith("bias")
-
-
 def pairing(entry: TensorPlan) -> int | None:
     """The dimension along which paired noise sums to zero: the first `in` dimension that has copies."""
     return next((d for d, axis in enumerate(entry.axes) if axis.role == "in" and axis.k > 1), None)

@@ -20,6 +20,7 @@ expert 0. So the loss moves by what tokens near the hyperplane d x = 0 lose.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
@@ -115,7 +116,40 @@ def more_experts_plan(base: nn.Module, wide: nn.Module, experts: tuple[int, int]
             rows="experts" if way == "asleep" else None,
             chosen=dim if way == "apart" else None,
         )
+    if way == "apart":
+        _refuse_two_routers(tensors)
     return Plan(tensors, ties)
+
+
+def scores_experts(name: str, entry: TensorPlan) -> bool:
+    """Whether a tensor is read as a router: a matrix of which one dimension counts experts, and which is not called a bias."""
+    matrix = entry.kind == "parameter" and len(entry.axes) == 2
+    return entry.chosen is not None and matrix and not name.endswith("bias")
+
+
+def _refuse_two_routers(tensors: Mapping[str, TensorPlan]) -> None:
+    """Raise where a matrix beside the stacked weights of experts may be a bias: the router stands elsewhere, or there are two.
+
+    Both are parameters with a row for each expert. Vectors that part copies would go into both.
+    """
+    scores = [name for name, entry in tensors.items() if scores_experts(name, entry)]
+    stacks = {_owner(n) for n, entry in tensors.items() if entry.chosen is not None and len(entry.axes) > 2}
+    what = "a matrix with a row for each expert beside their weights, and another one may be the router"
+    remedy = "if it is a bias of the experts, end its name in bias; if it is their router, make it an nn.Linear of its own"
+    faults = []
+    for owner in stacks:
+        beside = [name for name in scores if _owner(name) == owner]
+        inside = [name for name in scores if name.startswith(owner and f"{owner}.") and name not in beside]
+        near = (parent := _owner(owner)) and f"{parent}."
+        around = [name for name in scores if owner and _owner(name) not in stacks and name.startswith(near)]
+        if beside and (inside or around or len(beside) > 1):
+            faults += [Fault("experts.bias_or_router", name, what, remedy) for name in beside]
+    raise_faults("this model cannot get more experts like that", faults)
+
+
+def _owner(name: str) -> str:
+    """The module that holds a tensor, or the module that holds a module."""
+    return name.rpartition(".")[0]
 
 
 def _nearest(experts: tuple[int, int], apart: int) -> str:

@@ -15,9 +15,10 @@ from ...models.names import named_tensors, unwrap
 from ...noise.kinds import LaterNoise, Noise, wrong_noise
 from ...noise.measures import Statistic, statistic
 from ...noise.resolve import copied_norm, resolve_noise, unused_seed
-from ...noise.where import exempt_of, is_router
+from ...noise.where import exempt_of
 from ...plans.direction import Direction
 from ...plans.ends import check_end, identity_plan
+from ...plans.more_experts import scores_experts
 from ...runs.provenance import Growth
 from ...runs.run import Run
 from .carry import carry
@@ -63,7 +64,7 @@ def add_noise(wide: Run, noise: Noise, *, seed: int = 0) -> Run:
     # What repeats a block wakes at growth alone: by now that block may have been trained further. Copies of experts were parted
     # at growth too, by vectors in their router, which are far longer than what noise should be relative to.
     entries = wide.plan.tensors.items()
-    routers = frozenset(name for name, entry in entries if is_router(name, entry))
+    routers = frozenset(name for name, entry in entries if scores_experts(name, entry))
     awake = {
         name: replace(entry, repeats=False, chosen=None)
         for name, entry in entries
