@@ -18,13 +18,14 @@ from harness import megatron_files
 from harness.growth.experts import Mixture
 from harness.refusals import refusal, refused
 from mupscale.formats.megatron.grow import grow_megatron_checkpoint
-from mupscale.noise import resolve
-from mupscale.noise.apart import share_kept
+from mupscale.noise import apart, resolve
+from mupscale.noise.apart import DRAWS, far_apart, share_kept
 from mupscale.noise.resolve import resolve_noise
 from mupscale.noise.resolved import NoisePlan, ResolvedNoise
 from mupscale.plans.direction import Direction
 from mupscale.plans.more_experts import more_experts_plan
 from mupscale.plans.wide_model import fill_model_
+from mupscale.training.check import verify
 from mupscale.training.grow import prove
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -260,6 +261,36 @@ def test_dropout_moves_no_token():
     state = torch.get_rng_state()
     assert kept(loss) > 0.9 > 0.7 > kept(drawn)
     torch.set_rng_state(state)
+
+
+class Scaled(Mixture):
+    """A mixture that grows by another rule than its plan: its outputs depend on how many experts there are."""
+
+    def forward(self, x):
+        return super().forward(x) * (1 + self.router.out_features / 1000)
+
+
+def scaled(experts):
+    torch.manual_seed(experts)
+    return Scaled("renormalised", experts, 2)
+
+
+@pytest.mark.parametrize("far", [1e5, 3.0])
+def test_other_vectors_are_tried_only_where_a_token_lies_between_copies(monkeypatch, far):
+    """A growth that is wrong fails at once. Control: where vectors are short, tokens lie between copies, and all are tried."""
+    monkeypatch.setattr(apart, "_FAR", far)
+    drawn = []
+    monkeypatch.setattr(
+        prove, "far_apart", recording := lambda *given: drawn.append(given[2]) or far_apart(*given)
+    )
+    monkeypatch.setattr(verify, "far_apart", recording)
+    tried = {0} if far > 1000 else {*range(DRAWS)}
+    with refused("proof.run_deviates"):
+        mu.upscale(scaled(4), lambda: scaled(8), plan=PLAN, loss=loss)
+    assert {*drawn} == tried
+    drawn.clear()
+    assert not mu.verify(scaled(4), lambda: scaled(8), plan=PLAN, loss=loss)
+    assert {*drawn} == tried
 
 
 class Shifted(Mixture):

@@ -27,7 +27,7 @@ _FAR = 1e5
 """How long the vector is here, in root mean squares of the router's rows. One token in about 100,000 lies between copies then, and
 scores in float64 keep eleven digits."""
 DRAWS = 4
-"""How many vectors are tried: with 24,000 tokens, in all layers together, one in four has a token between copies."""
+"""How many vectors are tried while a token lies between copies: with 24,000 tokens, in all layers together, one in four has a token between copies."""
 
 
 class _Recorded(TorchFunctionMode):
@@ -98,6 +98,12 @@ def kept_tokens(plan: Plan, base: nn.Module, wide: nn.Module, call: Call) -> dic
     """The same as an entry of a record; empty where there is nothing to say."""
     kept = share_kept(plan, base, wide, call)
     return {} if kept is None else {"kept": kept}
+
+
+def moved_tokens(plan: Plan, base: nn.Module, wide: nn.Module, call: Call) -> bool:
+    """Whether a token was seen that goes to other experts in the wide model, so that other vectors may show what these do not."""
+    kept = share_kept(plan, base, wide, call) if plan.parts_tokens else None
+    return kept is not None and kept < 1
 
 
 def _times(std: object) -> float:

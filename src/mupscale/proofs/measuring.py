@@ -22,6 +22,7 @@ import torch
 
 from ..models.dropout import EVERY_COPY, without_dropout
 from ..models.example_loss import Projection
+from ..noise.apart import moved_tokens
 from ..plans.plan import OUTPUTS_ALONE
 from ..runs.run import Run
 from .causes import CLIPPING
@@ -67,6 +68,13 @@ class Measuring(ABC):
                 failure = self.explained(failure)
         modes = self._modes(trial) if failure is None else {}
         return certificate_of(trial, failure, self.dtype, memory, tuple(self._remarks(trial)), modes)
+
+    def between(self) -> bool:
+        """Whether a token lies between copies of experts, so that its loss is not the base's: a new pair may have none."""
+        trial = self.pair()
+        assert self.loss is not None
+        with self._without_dropout(trial):
+            return moved_tokens(trial.plan, trial.base.model, trial.wide.model, self.loss)
 
     def explained(self, failure: Failure) -> Failure:
         """A failure that rounding does not explain, with its likely cause."""

@@ -184,13 +184,14 @@ class _Copies(Measuring):
     """Which vectors part copies of experts."""
 
     def drawn(self, memory: int) -> Certificate:
-        """What holds. Where copies of experts part, other vectors are tried too: a token may lie between the first ones."""
-        found = self.certificate(memory)
-        again = self.plan.parts_tokens and not found.holds and not isinstance(self.wide, Run)
+        """What holds. Where copies of experts part and a token lies between them, other vectors are tried too."""
+        tried, found = self, self.certificate(memory)
+        again = self.plan.parts_tokens and not isinstance(self.wide, Run)
         for draw in range(1, DRAWS if again else 1):
-            found = replace(self, draw=draw).certificate(memory)
-            if found.holds:
+            if found.holds or not tried.between():
                 break
+            tried = replace(self, draw=draw)
+            found = tried.certificate(memory)
         return found
 
     def copy(self) -> Run:

@@ -155,8 +155,8 @@ def _measured_plan(
             pair = _Pair(base, built, plan, small, loss, draw=draw)
             with pair.computing():
                 measured = pair.certificate()
-            if measured.holds:
-                break
+                if measured.holds or not (plan.parts_tokens and pair.between()):
+                    break
         measured.raise_if_broken()
         unlearned = Sizes() if noise is None else _unlearned(pair, noise, given=True)
         return _proved(pair, measured, unlearned)
