@@ -88,15 +88,14 @@ def _draw_sweep(experiment: Experiment, folder: Path) -> Iterator[Path]:
 
 
 def section(experiment: Experiment, known: Books | None, figures: Path) -> str:
-    """The generated part of the page about one experiment: pictures, where every method ends, and speedups."""
+    """The generated part of the page about one experiment: pictures and a table of the methods."""
     if known is None:
         return "No results yet."
     return "\n".join(
         [
             *_pictures(experiment.setting.name, figures),
             *_refused(experiment),
-            *_finals(experiment, known),
-            *_speedups(known),
+            *_table(experiment, known),
         ]
     )
 
@@ -120,30 +119,17 @@ def _pictures(name: str, figures: Path) -> Iterator[str]:
             yield from (f"![{name}: {text}](figures/reproduce_{name}_{file}.png)", "")
 
 
-def _finals(experiment: Experiment, known: Books) -> Iterator[str]:
-    """Where every method ends, and how many of its planned runs have been made."""
-    keys = list(next(iter(known.finals.values())))
-    yield "| | runs | " + " | ".join(PANELS[key] for key in keys) + " |"
-    yield "|---" * (2 + len(keys)) + "|"
+def _table(experiment: Experiment, known: Books) -> Iterator[str]:
+    """Every method: how many of its planned runs have been made, where it ends, and its speedup without tuning."""
+    keys, accounts = list(next(iter(known.finals.values()))), ACCOUNTS[:2]
+    yield "| | runs | " + " | ".join([*(PANELS[key] for key in keys), *accounts]) + " |"
+    yield "|---" * (2 + len(keys) + len(accounts)) + "|"
     for name in ("base", "scratch", *experiment.methods()):
         planned = sum(job.method == name for job in experiment.jobs())
-        values = known.finals.get(name)
-        ends = " | ".join(_span(values[key]) if values else "" for key in keys)
-        yield f"| {LABELS[name]} | {len(curves_of(experiment, name))}/{planned} | {ends} |"
-    yield ""
-
-
-def _speedups(known: Books) -> Iterator[str]:
-    yield "| speedup | " + " | ".join(ACCOUNTS) + " |"
-    yield "|---" * (1 + len(ACCOUNTS)) + "|"
-    entries = {LABELS[name]: entry for name, entry in known.entries.items()}
-    for name, entry in {**entries, "ours, whole grid charged": known.grid}.items():
-        found = [cell(entry, a) for a in ACCOUNTS]
-        yield (
-            f"| {name} | "
-            + " | ".join(found if entry.speedups else [found[0], *["–"] * (len(found) - 1)])
-            + " |"
-        )
+        values, entry = known.finals.get(name), known.entries.get(name)
+        ends = [_span(values[key]) if values else "" for key in keys]
+        ends += [cell(entry, account) if entry is not None and entry.speedups else "" for account in accounts]
+        yield f"| {LABELS[name]} | {len(curves_of(experiment, name))}/{planned} | " + " | ".join(ends) + " |"
 
 
 def _span(values: Range) -> str:
