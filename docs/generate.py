@@ -2,8 +2,7 @@
 
 A page is Markdown. What stands between `<!-- NAME -->` and `<!-- end of NAME -->` is made here: optimizers and families come
 from the registries, benchmarks from docs/benchmarks.json, refusals from the calls that make them, the README's table of real
-models from benchmarks/public_models_found.json, the words of arguments in api.md from docs/argument_words.json. A test compares
-the pages with the data.
+models from benchmarks/public_models_found.json. A test compares the pages with the data.
 `python docs/generate.py --benchmarks covertype limits` runs those scripts and records their last lines with the key of the
 code (harness/evidence.py). Nothing is recorded for a script that fails.
 """
@@ -389,13 +388,6 @@ def exactness() -> str:
     return with_figures((HERE / "exactness.md").read_text(encoding="utf-8"))
 
 
-def reference() -> str:
-    """The reference of the API with the words of arguments at its end."""
-    words = json.loads((HERE / "argument_words.json").read_text(encoding="utf-8"))["words"]
-    rows = [f"| `{word}` | {meaning} |" for word, meaning in words]
-    return filled("api.md", words="\n".join(["| word | meaning |", "|---|---|", *rows]))
-
-
 def refused() -> str:
     """The page of refusals."""
     return filled("refusals.md", codes=refusals())
@@ -403,7 +395,6 @@ def refused() -> str:
 
 PAGES = {
     "../README.md": readme,
-    "api.md": reference,
     "exactness.md": exactness,
     "optimizers.md": optimizers,
     "families.md": families,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mupscale.budgets.cost import ACCOUNTS
 
-from .books import Books, Range, books, cell, curves_of
+from .books import BARS, Books, Range, books, cell, curves_of
 from .data import CACHE, ROOT
 from .figures_runs import draw_curves, draw_ledger, draw_sweep
 from .peers import METHODS, best_noise
@@ -23,7 +23,6 @@ from .store import RESULTS
 PAGE = ROOT / "docs" / "reproduction.md"
 FIGURES = ROOT / "docs" / "figures"
 LABELS = {"base": "base", **{name: method.label for name, method in METHODS.items()}}
-NOT_RUN = "<!-- not run: hours of training; .ci/run runs it with --smoke -->"
 PANELS = {"loss": "training loss", "held_out": "held-out loss", "accuracy": "held-out accuracy"}
 
 
@@ -89,114 +88,48 @@ def _draw_sweep(experiment: Experiment, folder: Path) -> Iterator[Path]:
 
 
 def section(experiment: Experiment, known: Books | None, figures: Path) -> str:
-    """The generated part of the page about one experiment."""
-    setting, scale = experiment.setting, experiment.scale
-    lines = [NOT_RUN, "```bash", f"python -m reproduce.{experiment.name}", "```", ""]
+    """The generated part of the page about one experiment: pictures and a table of the methods."""
     if known is None:
-        return "\n".join([*lines, "No results yet: the command has not been run to its end."])
-    lines += [f"Time: {known.hours:.1f} hours (wall clock, one shared core, tuning included).", ""]
-    lines += [
-        *_missing(experiment),
-        *_pictures(setting.name, figures),
-        *_finals(known),
-        *_ledger(experiment, known),
-    ]
-    recipe = experiment.known_recipe()
-    if recipe is not None:
-        lines += [
-            f"What tuning found, written at width {setting.reference}:",
-            "",
-            "| sweep 1: learning rate | sweep 2: learning rate after growth | sweep 2: noise |",
-            "|---|---|---|",
-            f"| {recipe.base_lr:.4g} | {recipe.lr:.4g} | {best_noise(recipe):.3g} |",
-            "",
+        return "No results yet."
+    return "\n".join(
+        [
+            *_pictures(experiment.setting.name, figures),
+            *_refused(experiment),
+            *_table(experiment, known),
         ]
-        lines += [*_sentences(recipe.remarks), ""] if recipe.remarks else []
-    lines.append(
-        "* Seeds on which ours ends below the run from scratch at equal steps: {} of {}".format(*known.below)
     )
-    for bar, ratio in known.pays.items():
-        what = "no n/n0" if ratio is None else f"{ratio:.1f}"
-        lines.append(
-            f"* Smallest n/n0 for a speedup of {bar:g} with base and tuning charged: {what} "
-            f"(here {scale.base / scale.proxy:g})"
-        )
-    return "\n".join(lines)
 
 
-def _sentences(remarks: Sequence[str]) -> list[str]:
-    return [f"{remark[0].upper()}{remark[1:]}." for remark in remarks]
+def _refused(experiment: Experiment) -> Iterator[str]:
+    """Methods that cannot be applied, by reason."""
+    refused = experiment.refused()
+    for why in dict.fromkeys(refused.values()):
+        names = ", ".join(LABELS[name] for name in refused if refused[name] == why)
+        yield from (f"Cannot be applied: {names}, because {why}.", "")
 
 
-def _missing(experiment: Experiment) -> list[str]:
-    """Methods that cannot be applied, and a table of the runs that have not been made."""
-    lines = [f"* {LABELS[name]} cannot be applied: {why}" for name, why in experiment.refused().items()]
-    lines += [""] if lines else []
-    rows = []
-    for name in ("base", "scratch", *experiment.methods()):
-        planned = sum(job.method == name for job in experiment.jobs())
-        done = len(curves_of(experiment, name))
-        if done < planned:
-            rows.append(f"| {LABELS[name]} | {done} | {planned} |")
-    if rows:
-        lines += [
-            "Incomplete methods:",
-            "",
-            "| method | runs done | runs planned |",
-            "|---|---|---|",
-            *rows,
-            "",
-        ]
-    return lines
-
-
-def _pictures(name: str, figures: Path) -> list[str]:
-    lines = []
+def _pictures(name: str, figures: Path) -> Iterator[str]:
     for file, text in (
-        (
-            "curves",
-            "training and held-out curves of the base, the run from scratch and ours, with the range of the seeds",
-        ),
-        ("sweep", "sweep 2: learning rate and noise, and the curves at the best rate"),
-        ("peers", "loss of every method against the FLOPs of the run from scratch"),
-        ("ledger", "speedup of every method on four accounts"),
+        ("curves", "losses of base, run from scratch and ours"),
+        ("sweep", "sweep 2"),
+        ("peers", "loss against FLOPs, by method"),
+        ("ledger", "speedups by method"),
     ):
         if (figures / f"reproduce_{name}_{file}.png").is_file():
-            lines += [f"![{name}: {text}](figures/reproduce_{name}_{file}.png)", ""]
-    return lines
+            yield from (f"![{name}: {text}](figures/reproduce_{name}_{file}.png)", "")
 
 
-def _finals(known: Books) -> list[str]:
-    keys = list(next(iter(known.finals.values())))
-    lines = [
-        "| final values | " + " | ".join(PANELS[key] for key in keys) + " |",
-        "|---" * (1 + len(keys)) + "|",
-    ]
-    lines += [
-        f"| {LABELS[name]} | " + " | ".join(_span(values[key]) for key in keys) + " |"
-        for name, values in known.finals.items()
-    ]
-    return [*lines, ""]
-
-
-def _ledger(experiment: Experiment, known: Books) -> list[str]:
-    peers = [len(curves_of(experiment, name)) for name in experiment.methods() if name != "ours"]
-    seeds = f"ours {known.below[1]}" + (f", peers up to {max(peers)}" if any(peers) else "")
-    lines = [
-        f"Speedup in FLOPs until the training loss reaches {known.target:.4g}, the final loss of the run from scratch. "
-        f"Seeds: {seeds}. In its last tenth the run from scratch fell by {100 * known.falling:.1f} % of that loss.",
-        "",
-        "| | " + " | ".join(ACCOUNTS) + " |",
-        "|---" * (1 + len(ACCOUNTS)) + "|",
-    ]
-    rows = {
-        **{LABELS[name]: entry for name, entry in known.entries.items()},
-        "ours, whole grid charged": known.grid,
-    }
-    lines += [
-        f"| {name} | " + " | ".join(cell(entry, a) for a in ACCOUNTS) + " |" for name, entry in rows.items()
-    ]
-    return [*lines, ""]
+def _table(experiment: Experiment, known: Books) -> Iterator[str]:
+    """Every method: how many of its planned runs have been made, where it ends, and its speedup without tuning."""
+    keys, accounts = list(next(iter(known.finals.values()))), ACCOUNTS[:2]
+    yield "| | runs | " + " | ".join([*(PANELS[key] for key in keys), *accounts]) + " |"
+    yield "|---" * (2 + len(keys) + len(accounts)) + "|"
+    for name in ("base", "scratch", *experiment.methods()):
+        planned = sum(job.method == name for job in experiment.jobs())
+        values, entry = known.finals.get(name), known.entries.get(name)
+        ends = [_span(values[key]) if values else "" for key in keys]
+        ends += [cell(entry, account) if entry is not None and entry.speedups else "" for account in accounts]
+        yield f"| {LABELS[name]} | {len(curves_of(experiment, name))}/{planned} | " + " | ".join(ends) + " |"
 
 
 def _span(values: Range) -> str:
@@ -235,13 +168,39 @@ def summary(found: Sequence[tuple[Experiment, Books | None]]) -> str:
     return "\n".join(lines)
 
 
+def tuned(found: Sequence[tuple[Experiment, Books | None]]) -> str:
+    """The table with what tuning found in all experiments, and from which n/n0 on it pays."""
+    lines = [
+        "| | hours | from scratch ends at | its last tenth | sweep 1: rate | sweep 2: rate | noise | ours lower | "
+        + " | ".join(f"n/n0 for {bar:g}" for bar in BARS)
+        + " |",
+        "|---" * (8 + len(BARS)) + "|",
+    ]
+    remarks: dict[str, list[str]] = {}
+    for experiment, known in found:
+        recipe = experiment.known_recipe()
+        if known is None or recipe is None:
+            continue
+        for remark in recipe.remarks or ():
+            remarks.setdefault(remark, []).append(experiment.setting.name)
+        pays = ("never" if ratio is None else f"{ratio:.1f}" for ratio in known.pays.values())
+        tried = (
+            f"{recipe.base_lr:.4g}",
+            f"{recipe.lr:.4g}",
+            f"{best_noise(recipe):.3g}",
+            "{}/{}".format(*known.below),
+        )
+        cells = (f"{known.hours:.1f}", f"{known.target:.4g}", f"-{100 * known.falling:.1f} %", *tried, *pays)
+        lines.append(f"| {experiment.setting.name} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *(f"- {', '.join(names)}: {remark}." for remark, names in remarks.items())])
+
+
 def write_page(page: Path = PAGE, figures: Path = FIGURES) -> None:
     """Replace the generated parts of the page by those of the stored results."""
     found = [(experiment, books(experiment)) for experiment in experiments()]
     parts = {experiment.setting.name: section(experiment, known, figures) for experiment, known in found}
-    page.write_text(
-        filled(page.read_text(encoding="utf-8"), {**parts, "summary": summary(found)}), encoding="utf-8"
-    )
+    parts |= {"summary": summary(found), "tuned": tuned(found)}
+    page.write_text(filled(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -146,12 +146,11 @@ def tuning(folder: Path, trained: Trained) -> Names:
 
 
 def same(folder: Path, trained: Trained) -> Names:
-    """One run as the Trainer, torch.distributed.checkpoint and save_pretrained store it."""
+    """One run as the Trainer and torch.distributed.checkpoint store it."""
     trainer.silence()
     job = continued.trained()
     continued.trainer(job, folder / "run" / "checkpoint-3")
     continued.dcp(job, folder / "converted")
-    continued.weights(job, folder / "exported")
     return {}
 
 

@@ -30,7 +30,7 @@ __all__ = ["DamagedFile", "NotExact", "Undecided", "WrongArgument"]
 class Fault(NamedTuple):
     """One thing that is wrong: its code, where it is, what was found, and what to write instead.
 
-    Args:
+    Attributes:
         code: The name of the refusal, which stays when its words change: "plan.length".
         where: A name to search for: a tensor, a module, a file, an option.
         what: What was found and what was expected.

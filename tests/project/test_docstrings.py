@@ -138,11 +138,16 @@ def methods(thing: Any) -> Iterator[tuple[str, Any]]:
 def misdescribed(
     found: Mapping[str, list[str]], passed: Sequence[str], apart: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Arguments that are described never or twice, and those that there are not; `apart` are described elsewhere."""
-    times = Counter([*found.get("Args", ()), *apart])
+    """Arguments that are described never or twice, and those that there are not; `apart` are described elsewhere.
+
+    The fields of a NamedTuple are its attributes: mkdocstrings sees no function that takes them.
+    """
+    times = Counter([*found.get("Args", ()), *found.get("Attributes", ()), *apart])
     yield from (f"describes {n} {times[n]} times" for n in passed if times[n] != 1)
     yield from (f"describes {n}, which it does not take" for n in times if n not in passed)
-    yield from (f"has a section {heading}" for heading in found.keys() - {"Args", "Returns", "Raises"})
+    yield from (
+        f"has a section {heading}" for heading in found.keys() - {"Args", "Attributes", "Returns", "Raises"}
+    )
 
 
 def faults_of(thing: Any, name: str) -> Iterator[str]:

@@ -329,7 +329,7 @@ def test_an_experiment_is_run_once_and_told_on_a_page(tmp_path):
     drawn = {path.name for path in page.write_figures([again], tmp_path / "figures")}
     assert drawn == {f"reproduce_toy_adamw_{what}.png" for what in ("curves", "peers", "sweep", "ledger")}
     text = page.section(again, known, tmp_path / "figures")
-    assert "| the paper's code | 0 | 1 |" in text
+    assert "| the paper's code | 0/1 |" in text
     assert "| tiling (HyperCloning) |" in text
     assert text.count("](figures/") == 4
     row = json.loads(before.splitlines()[-1])

@@ -1,9 +1,7 @@
-"""Public parameters use the words of one table, each with one meaning."""
+"""Public parameters use the words of one list, each with one meaning."""
 
 import inspect
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +9,20 @@ import pytest
 import mupscale as mu
 from mupscale.trainers import huggingface, lightning
 
-ROOT = Path(__file__).parents[2]
-WORDS = [word for word, _ in json.loads((ROOT / "docs" / "argument_words.json").read_text("utf-8"))["words"]]
+WORDS = [
+    "a", "b", "profile", "make", "start", "config", "multipliers", "proxy", "settings", "folders",
+    "engine", "base", "wide", "model", "run", "schedule", "optimizers", "schedulers", "scheduler",
+    "optimizer", "state", "out", "parameters", "params", "spent", "budget", "to", "losses", "decayed",
+    "batch", "context", "no_decay", "step", "batches", "loss", "example_inputs", "probe", "plan",
+    "experts", "groups", "small", "by", "centred", "order", "noise", "lr", "peak_lr", "empty_state",
+    "step_cost", "rewarm", "recipe", "std", "seed", "since", "optimizer_class", "optimizer_classes",
+    "rule", "ema", "max_norm", "max_value", "p", "widths", "before", "steps", "seeds", "dtype",
+    "with_state", "batch_file", "threads", "dry_run", "on", "tolerance", "earlier", "provenance",
+    "architecture", "export", "stored", "declared", "storage", "study", "folder", "every", "beat",
+    "init", "device", "group", "prefix", "names", "keep_initial_lr", "prove", "rules", "constants",
+    "key", "rows", "keys", "version",
+]  # fmt: skip
+"""Each has one meaning, which docstrings say; a new one is added where none of these fits."""
 NAMESPACES = (mu, mu.budgets, mu.diagnostics, mu.errors, mu.plans, mu.rules, mu.studies, mu.trainers)
 
 
@@ -31,21 +41,21 @@ def callables() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def strangers(function: Callable[..., Any]) -> list[str]:
-    """Parameters of a function that are not in docs/argument_words.json."""
+    """Parameters of a function that are not among these words."""
     return [name for name in inspect.signature(function).parameters if name not in WORDS]
 
 
 @pytest.mark.parametrize("function", [pytest.param(function, id=name) for name, function in callables()])
-def test_public_parameters_use_the_words_of_the_table(function: Callable[..., Any]):
+def test_public_parameters_use_the_words_of_the_list(function: Callable[..., Any]):
     assert not strangers(function)
 
 
-def test_a_parameter_that_is_not_in_the_table_is_found():
+def test_a_parameter_that_is_not_in_the_list_is_found():
     """Control."""
     assert strangers(lambda base, wide, *, blueprint=None: None) == ["blueprint"]
 
 
-def test_the_table_has_each_word_once_and_no_word_that_nobody_uses():
+def test_the_list_has_each_word_once_and_no_word_that_nobody_uses():
     used = {p for _, function in callables() for p in inspect.signature(function).parameters}
     assert len(set(WORDS)) == len(WORDS)
     assert set(WORDS) - used <= {"proxy", "settings", "folder", "every", "beat"}  # of tune

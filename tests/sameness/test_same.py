@@ -87,6 +87,10 @@ def transposed_weight(folder):
     changed_weight(folder, "model.layers.0.self_attn.q_proj.weight", lambda t: t.T)
 
 
+def transposed_projection(folder):
+    changed_weight(folder, "model.layers.1.mlp.up_proj.weight", lambda t: t.T)
+
+
 def one_bit(folder):
     def change(tensor):
         tensor.view(torch.int32)[3, 5] ^= 1
@@ -134,6 +138,7 @@ FAULTS = {
     step_reset: {"same.step_differs"},
     stale_initial_lr: {"same.setting_differs"},
     transposed_weight: {"same.weight_differs"},
+    transposed_projection: {"same.shape_differs"},
     one_bit: {"same.weight_differs"},
     one_moment: {"same.moment_differs"},
     lost_moment: {"same.moments_missing"},
@@ -163,8 +168,9 @@ def test_a_planted_fault_is_named(saved, copy, plant, other):
     assert codes(saved[other], copy, "standard") == (SAME if forgiven else ("different", wanted))
 
 
-def test_a_square_matrix_that_is_transposed_is_said_to_be(saved, copy):
-    transposed_weight(copy)
+@pytest.mark.parametrize("transposed", [transposed_weight, transposed_projection])
+def test_a_matrix_that_is_transposed_is_said_to_be(saved, copy, transposed):
+    transposed(copy)
     [fault] = mu.same(saved["trainer"], copy).differences
     assert "transposed" in str(fault)
 
