@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..choose import Arm, Known, scratch
+from ..choose import Arm, Known, best, scratch
 from ..sizes import Sizes
 from ..spec import Spec
-from .new_units import SHARE, TIMES, untuned
+from .new_units import BASE_RATE, SHARE, TIMES, untuned
 
-READERS = "copied readers"
+READERS = ("copied readers", f"copied readers{BASE_RATE}")
+"""Half of the rate of what grows, each time, or all of it: the tuning seed chooses."""
 THIRD = 1 / 3
 """Of its own steps, after which the middle one grows: they begin after a quarter of its FLOPs, and a half are spent then."""
 
@@ -35,26 +36,22 @@ def independent(known: Known, sizes: Sizes) -> list[Arm]:
 def grown(known: Known, sizes: Sizes, share: float) -> list[Arm]:
     """The middle and the large model, with so much of the FLOPs of a run from scratch."""
     first = independent(known, sizes)[0]
-    small = first.chosen
-    if small is None:
+    if first.chosen is None:
         return [first, first]
+    ways = [_grown(sizes, first.chosen, share, name) for name in READERS]
+    large = best(known, [large for _, large in ways])
+    middles = tuple(middle for middle, _ in ways)
+    chosen = None if large.chosen is None else large.chosen.start
+    return [first.then(Arm(middles, chosen)), first.then(large)]
+
+
+def _grown(sizes: Sizes, small: Spec, share: float, name: str) -> tuple[Spec, Spec]:
     units = share * TIMES * sizes.family.units
-    middle = replace(
-        small,
-        width=TIMES * small.width,
-        budget=sizes.flops(units),
-        start=small,
-        at=SHARE * units / sizes.family.units,
-    )
-    middle = untuned(middle, READERS)
-    large = replace(
-        middle,
-        width=TIMES * middle.width,
-        budget=TIMES * middle.budget,
-        start=middle,
-        at=THIRD,
-    )
-    return [first.then(Arm((), spec)) for spec in (middle, untuned(large, READERS))]
+    at = SHARE * units / sizes.family.units
+    wide = replace(small, width=TIMES * small.width, budget=sizes.flops(units), start=small, at=at)
+    middle = untuned(wide, name)
+    wider = replace(middle, width=TIMES * middle.width, budget=TIMES * middle.budget, start=middle, at=THIRD)
+    return middle, untuned(wider, name)
 
 
 def saved(share: float) -> float:
@@ -71,6 +68,8 @@ def specs(known: Known, sizes: Sizes) -> Iterator[Spec]:
         if arm.chosen is not None:
             yield from (arm.chosen.with_seed(seed) for seed in seeds)
     for share in sizes.family_shares:
+        for arm in grown(known, sizes, share):
+            yield from arm.specs
         for seed in seeds:
             for arm in grown(known, sizes, share):
                 if arm.chosen is not None:
