@@ -74,6 +74,9 @@ def judged(results: Path, stored: Path | None = None) -> Outcome:
     print(f"control: with the outcomes of other cases in the fit the mean regret is {mixed:.4f}")
     if mixed <= regrets[0]:
         failed.append(f"outcomes of other cases advise as well: {mixed:.4f}, and {regrets[0]:.4f} with their own")
+    apart = list(judge(known, known, law, by_base=True))
+    within = sum(each.regrets[0] <= CLOSE for each in apart)
+    print(f"with all cases of a base left out: {within} of {len(apart)}, where another base is measured")
     right = sum(each.missed == 0 for each in found)
     close = sum(each.regrets[0] <= CLOSE for each in found)
     names = ("score", "stay", "grow", "scratch")
@@ -82,12 +85,22 @@ def judged(results: Path, stored: Path | None = None) -> Outcome:
     return Outcome(f"cases={len(found)} right={right} within_2pct={close} share={share:.2f} {means}", failed)
 
 
-def judge(known: Sequence[Case], told: Sequence[Case], law: Law) -> Iterator[Judged]:
-    """Ask about every complete case; the fit sees the others as they are `told`. Errors and ranges are those of all."""
-    for place, case in enumerate(known):
+def judge(
+    known: Sequence[Case], told: Sequence[Case], law: Law, by_base: bool = False
+) -> Iterator[Judged]:
+    """Ask about every complete case; the fit sees the others as they are `told`, or only those of other bases.
+
+    Errors and ranges are those of all.
+    """
+    for case in known:
         if not case.complete:
             continue
-        blind = fitted([other for i, other in enumerate(told) if i != place], known, errors_of(law))
+        others = [new for old, new in zip(known, told, strict=True) if old is not case]
+        if by_base:
+            others = [other for other in others if (other.base, other.trained) != (case.base, case.trained)]
+            if not any(other.like == case.like for other in others):
+                continue
+        blind = fitted(others, known, errors_of(law))
         with patch.object(advice, "stored", lambda blind=blind: blind):
             answer = advice.advise(
                 case.base, spent=case.spent, budget=case.budget, to=case.wide, like=case.like
@@ -95,7 +108,9 @@ def judge(known: Sequence[Case], told: Sequence[Case], law: Law) -> Iterator[Jud
         said, difference = named(case, answer)
         lowest = min(0.0, *(a.difference for a in case.answers))
         fixed = (case.best(kind) - lowest for kind in ("stay", "grow", "scratch"))
-        yield Judged(case, f"{said} ({answer.sure})", difference - lowest, *fixed)
+        first = answer.arm is None or said == _label(answer.arm)
+        said = f"{said} ({answer.sure})" if first else f"{_label(answer.arm)}, which was not run, then {said}"
+        yield Judged(case, said, difference - lowest, *fixed)
 
 
 def named(case: Case, told: Advice) -> tuple[str, float]:
@@ -104,7 +119,7 @@ def named(case: Case, told: Advice) -> tuple[str, float]:
     arms = [arm for arm in told.arms if told.arm is not None and (arm.kind == "stay" or arm.between is not None)]
     for arm in sorted(arms, key=lambda arm: arm.difference or 0.0):
         if (way := _way(arm)) in measured:
-            return way or "stay", measured[way]
+            return _label(arm), measured[way]
     return told.choice, max(measured.values())
 
 
@@ -133,6 +148,10 @@ def _but(known: Sequence[Case], case: Case) -> list[Case]:
 
 def _way(arm: Arm) -> str:
     return "scratch" if arm.kind == "scratch" else arm.way
+
+
+def _label(arm: Arm) -> str:
+    return arm.way or arm.kind
 
 
 def _shown(case: Case, miss: float) -> float:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from mupscale.budgets.advice import DEFAULT_WAY, SHARE
-from mupscale.budgets.law import Law, Measured, Slope, Span, Way, range_of, samples
+from mupscale.budgets.law import Law, Measured, Span, Way, range_of, samples
 
 TUNING_SEED = 0
 TIMES = 2
@@ -26,6 +26,8 @@ TIMES = 2
 LEFT_OUT = {"stop", "by_rule", "one_rate", "centred", "top_k"}
 """Fields of runs that belong to other questions."""
 Unit = Literal["per cent", "nats"]
+Errors = Mapping[tuple[str, str], float]
+"""By kind of model and way."""
 
 
 class Kind(NamedTuple):
@@ -83,6 +85,8 @@ class Case:
     """0 where the base would be grown on the way, so that all FLOPs are left."""
     budget: float
     wide: int
+    trained: int
+    """FLOPs for which the base is trained; bases that are grown on the way would be trained for all."""
     answers: tuple[Answer, ...]
 
     @property
@@ -127,17 +131,18 @@ def cases(results: Path) -> list[Case]:
 def fitted(known: Sequence[Case], seen: Sequence[Case] | None = None, errors: Errors | None = None) -> Law:
     """The law of some cases; ranges are those of all that were `seen`."""
     seen = known if seen is None else seen
-    slopes: dict[str, Slope] = {}
+    slopes: list[float] = []
     offsets: dict[tuple[str, str], float] = {}
     for kind in ("grow", "scratch"):
         rows = [(case.like, answer) for case in known for answer in case.answers if answer.kind == kind]
         columns = sorted({(like, answer.way) for like, answer in rows})
         table = [
-            [*(float((like, a.way) == column) for column in columns), log(a.samples), a.share] for like, a in rows
+            [*(float((like, a.way) == each) for each in columns), log(a.samples), *[a.share] * (kind == "scratch")]
+            for like, a in rows
         ]
         found = np.linalg.lstsq(np.array(table), np.array([a.difference for _, a in rows]), rcond=None)[0]
         offsets |= dict(zip(columns, map(float, found), strict=False))
-        slopes[kind] = Slope(float(found[-2]), float(found[-1]))
+        slopes += map(float, found[len(columns) :])
     ways = {column: _way(column, offset, seen, errors or {}) for column, offset in offsets.items()}
     kinds = {
         name: Measured(
@@ -149,11 +154,7 @@ def fitted(known: Sequence[Case], seen: Sequence[Case] | None = None, errors: Er
         for name, kind in KINDS.items()
         if any(like == name for like, _ in ways)
     }
-    return Law(slopes["grow"], slopes["scratch"], kinds)
-
-
-Errors = Mapping[tuple[str, str], float]
-"""By kind of model and way."""
+    return Law(*slopes, kinds)
 
 
 def off(law: Law, case: Case) -> Iterator[tuple[str, float]]:
@@ -211,7 +212,7 @@ def _cases(like: str, points: Sequence[_Point]) -> Iterator[Case]:
             difference = _difference(like, new, stay)
             answers.append(Answer("scratch", difference, left, begun[0] / total, wide / base, peak))
         if answers:
-            yield Case(like, base, *map(float, begun), wide, tuple(answers))
+            yield Case(like, base, *map(float, begun), wide, spent, tuple(answers))
 
 
 def _grown(like: str, point: _Point, stay: _Point, base: int) -> Answer | None:

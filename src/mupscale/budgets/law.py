@@ -1,10 +1,11 @@
 """What is known of growing, as numbers: how far each way ends above or below going on, fitted to stored runs.
 
-    difference = offset of the way + slope · log(samples left per parameter of the base) + by_share · share
+    growing    offset + grow · log(samples left per parameter of the base)
+    a new one  offset + scratch · log(samples left per parameter of the base) + share · share of all FLOPs that the base has had
 
-It is log(loss of the way / loss of going on) for MLPs, and nats for Llamas. Samples left are those that the base would still
-see, and the share is that of all FLOPs which the base has had. A way of one kind of model has an offset of its own; ways that
-grow have one slope, and starting anew has another. `harness/frontier_store.py` makes the fit. Knows numbers only: no torch.
+Either is log(loss of the way / loss of going on) for MLPs, and nats for Llamas. Samples left are those that the base would
+still see. A way has an offset for each kind of model; grow, scratch and share are the same for all of them.
+`harness/frontier_store.py` makes the fit. Knows numbers only: no torch.
 """
 
 from __future__ import annotations
@@ -23,14 +24,6 @@ REACH = 1.05
 
 Range = tuple[float, float]
 """The smallest and the largest measured value."""
-
-
-@dataclass(frozen=True)
-class Slope:
-    """What all ways of growing share, or all new models."""
-
-    samples: float
-    share: float
 
 
 @dataclass(frozen=True)
@@ -91,14 +84,16 @@ class Measured:
 class Law:
     """Everything that was measured, by kind of model."""
 
-    grow: Slope
-    scratch: Slope
+    grow: float
+    scratch: float
+    share: float
     kinds: dict[str, Measured]
 
     def difference(self, way: Way, samples: float, share: float) -> float:
         """How far a way ends above going on; below zero it ends lower."""
-        slope = self.grow if way.kind == "grow" else self.scratch
-        return way.offset + slope.samples * log(samples) + slope.share * share
+        if way.kind == "grow":
+            return way.offset + self.grow * log(samples)
+        return way.offset + self.scratch * log(samples) + self.share * share
 
     def to_json(self) -> str:
         """Six digits, which are the same on every machine."""
@@ -120,7 +115,7 @@ def law_of(data: dict[str, Any]) -> Law:
         name: Measured(**{**_tuples(kind), "ways": tuple(_way(way) for way in kind["ways"])})
         for name, kind in data["kinds"].items()
     }
-    return Law(Slope(**data["grow"]), Slope(**data["scratch"]), kinds)
+    return Law(**{**data, "kinds": kinds})
 
 
 def samples(params: float, flops: float) -> float:
