@@ -38,5 +38,7 @@ def measure(chosen: argparse.Namespace) -> Outcome:
 
 if __name__ == "__main__":
     fit = option("--fit", action="store_true", help="write law.json from the stores")
-    results = option("--results", type=Path, default=RESULTS, help="the runs (default: those of the repository)")
+    results = option(
+        "--results", type=Path, default=RESULTS, help="the runs (default: those of the repository)"
+    )
     sys.exit(run(measure, fit, results, doc=__doc__))

@@ -10,11 +10,11 @@ from statistics import fmean
 from typing import NamedTuple
 from unittest.mock import patch
 
-from harness.frontier_store import KINDS, Answer, Case, Errors, cases, fitted, off
+from harness.frontier_store import KINDS, Answer, Case, Errors, cases, fitted, off, on_the_way
 from harness.program import Outcome
 from mupscale.budgets import advice
 from mupscale.budgets.arms import Advice, Arm
-from mupscale.budgets.law import Law
+from mupscale.budgets.law import Law, inside
 
 CLOSE = 0.02
 """Of the lowest loss for MLPs, nats for Llamas."""
@@ -44,7 +44,11 @@ def whole(known: Sequence[Case]) -> Law:
     for case in known:
         for way, error in off(fitted(_but(known, case), known), case):
             missed.setdefault((case.like, way), []).append(error)
-    errors = {column: hypot(*wrong) / sqrt(len(wrong)) for column, wrong in missed.items() if len(wrong) >= LEAST_CASES}
+    errors = {
+        column: hypot(*wrong) / sqrt(len(wrong))
+        for column, wrong in missed.items()
+        if len(wrong) >= LEAST_CASES
+    }
     return fitted(known, errors=errors)
 
 
@@ -73,10 +77,14 @@ def judged(results: Path, stored: Path | None = None) -> Outcome:
     mixed = shuffled(known, law)
     print(f"control: with the outcomes of other cases in the fit the mean regret is {mixed:.4f}")
     if mixed <= regrets[0]:
-        failed.append(f"outcomes of other cases advise as well: {mixed:.4f}, and {regrets[0]:.4f} with their own")
+        failed.append(
+            f"outcomes of other cases advise as well: {mixed:.4f}, and {regrets[0]:.4f} with their own"
+        )
     apart = list(judge(known, known, law, by_base=True))
     within = sum(each.regrets[0] <= CLOSE for each in apart)
     print(f"with all cases of a base left out: {within} of {len(apart)}, where another base is measured")
+    for line in beside(results, law):
+        print(line)
     right = sum(each.missed == 0 for each in found)
     close = sum(each.regrets[0] <= CLOSE for each in found)
     names = ("score", "stay", "grow", "scratch")
@@ -85,9 +93,27 @@ def judged(results: Path, stored: Path | None = None) -> Outcome:
     return Outcome(f"cases={len(found)} right={right} within_2pct={close} share={share:.2f} {means}", failed)
 
 
-def judge(
-    known: Sequence[Case], told: Sequence[Case], law: Law, by_base: bool = False
-) -> Iterator[Judged]:
+def beside(results: Path, law: Law) -> Iterator[str]:
+    """How far off the law is about new models in the place of what was left of a run, inside the measured range."""
+    errors = [error for case in inside_of(law, on_the_way(results)) for _, error in off(law, case)]
+    if errors:
+        worst = max(map(abs, errors))
+        yield f"new models beside runs on their way, in no fit: {len(errors)}, off by at most {worst:.3f}"
+
+
+def inside_of(law: Law, known: Sequence[Case]) -> list[Case]:
+    """Cases of new models beside a run on its way that the advice answers."""
+    return [
+        case
+        for case in known
+        for way in law.kinds[case.like].ways
+        if way.kind == "scratch" and way.finished is not None
+        if inside(case.answers[0].share, (0.0, way.finished.share[1]))
+        if way.going is not None and inside(case.answers[0].samples, way.going.samples)
+    ]
+
+
+def judge(known: Sequence[Case], told: Sequence[Case], law: Law, by_base: bool = False) -> Iterator[Judged]:
     """Ask about every complete case; the fit sees the others as they are `told`, or only those of other bases.
 
     Errors and ranges are those of all.
@@ -116,7 +142,9 @@ def judge(
 def named(case: Case, told: Advice) -> tuple[str, float]:
     """The arm with the lowest expected loss among those that were measured, and its measurement."""
     measured = {answer.way: answer.difference for answer in case.answers} | {"": 0.0}
-    arms = [arm for arm in told.arms if told.arm is not None and (arm.kind == "stay" or arm.between is not None)]
+    arms = [
+        arm for arm in told.arms if told.arm is not None and (arm.kind == "stay" or arm.between is not None)
+    ]
     for arm in sorted(arms, key=lambda arm: arm.difference or 0.0):
         if (way := _way(arm)) in measured:
             return _label(arm), measured[way]
@@ -131,7 +159,9 @@ def shuffled(known: Sequence[Case], law: Law) -> float:
         for case in known:
             for answer in case.answers:
                 outcomes.setdefault((case.like, answer.way), []).append(answer.difference)
-        turned = {column: [*seen[by % len(seen) :], *seen[: by % len(seen)]] for column, seen in outcomes.items()}
+        turned = {
+            column: [*seen[by % len(seen) :], *seen[: by % len(seen)]] for column, seen in outcomes.items()
+        }
         told = [replace(case, answers=tuple(_retold(case, turned))) for case in known]
         found += [each.regrets[0] for each in judge(known, told, law)]
     return fmean(found)

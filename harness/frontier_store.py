@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from math import log
 from pathlib import Path
 from statistics import fmean
@@ -128,6 +129,23 @@ def cases(results: Path) -> list[Case]:
     return [case for like, kind in KINDS.items() for case in _cases(like, _points(results, kind))]
 
 
+def on_the_way(results: Path) -> list[Case]:
+    """New models of twice the width for what was left of a run at some moment, beside that run; in no fit."""
+    found = []
+    for like, kind in KINDS.items():
+        throughout = [
+            point for point in _points(results, kind) if _plain(point) and point.key["layers"] == kind.layers
+        ]
+        for run, new in product(throughout, repeat=2):
+            total, left, width = run.key["budget"], new.key["budget"], run.key["width"]
+            if new.key["width"] == TIMES * width and left < total:
+                base, wide = (parameters(like, each, kind.layers) for each in (width, TIMES * width))
+                share, per = 1 - left / total, samples(base, left) / base
+                answer = Answer("scratch", _difference(like, new, run), per, share, wide / base, 1.0)
+                found.append(Case(like, base, total - left, left, wide, total, (answer,)))
+    return found
+
+
 def fitted(known: Sequence[Case], seen: Sequence[Case] | None = None, errors: Errors | None = None) -> Law:
     """The law of some cases; ranges are those of all that were `seen`."""
     seen = known if seen is None else seen
@@ -137,7 +155,11 @@ def fitted(known: Sequence[Case], seen: Sequence[Case] | None = None, errors: Er
         rows = [(case.like, answer) for case in known for answer in case.answers if answer.kind == kind]
         columns = sorted({(like, answer.way) for like, answer in rows})
         table = [
-            [*(float((like, a.way) == each) for each in columns), log(a.samples), *[a.share] * (kind == "scratch")]
+            [
+                *(float((like, a.way) == each) for each in columns),
+                log(a.samples),
+                *[a.share] * (kind == "scratch"),
+            ]
             for like, a in rows
         ]
         found = np.linalg.lstsq(np.array(table), np.array([a.difference for _, a in rows]), rcond=None)[0]
@@ -194,7 +216,9 @@ def _cases(like: str, points: Sequence[_Point]) -> Iterator[Case]:
         if "start" in point.key:
             start, at = point.key["start"], point.key.get("at", 1.0)
             if start["layers"] == KINDS[like].layers and at in (1.0, SHARE):
-                known = grown.setdefault((start["width"], start["budget"], point.key["budget"], at == 1.0), [])
+                known = grown.setdefault(
+                    (start["width"], start["budget"], point.key["budget"], at == 1.0), []
+                )
                 known.append(point)
     for (width, spent, budget, finished), mine in sorted(grown.items()):
         layers = KINDS[like].layers
@@ -273,7 +297,11 @@ def _lines(results: Path, kind: Kind) -> Iterator[tuple[dict[str, Any], Mapping[
         path = results / name
         for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
             told = json.loads(line)
-            if "key" not in told or told["result"].get("choose") is None or told["result"].get("held") is None:
+            if (
+                "key" not in told
+                or told["result"].get("choose") is None
+                or told["result"].get("held") is None
+            ):
                 continue
             key = {"layers": layers, **told["key"]}
             if "start" in key:

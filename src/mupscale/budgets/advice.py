@@ -183,7 +183,9 @@ def _expected(arm: Arm) -> float:
 def _sureness(best: Arm, second: Arm) -> Sureness:
     """Whether the best arm is ahead of the best one of another kind by more than the interval of their difference."""
     ahead = _expected(second) - _expected(best)
-    within = hypot(*((arm.between[1] - arm.between[0]) / 2 for arm in (best, second) if arm.between is not None))
+    within = hypot(
+        *((arm.between[1] - arm.between[0]) / 2 for arm in (best, second) if arm.between is not None)
+    )
     return "sure" if ahead > within else "leaning" if 2 * ahead > within else "open"
 
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..text import columns
+from ..text import columns, size
 
 Kind = Literal["stay", "grow", "scratch"]
 Choice = Literal["stay", "grow", "scratch", "not measured"]
 Sureness = Literal["sure", "leaning", "open", "not measured"]
 
+BYTES = 16
+"""Of a parameter in float32 with AdamW: the weight, its gradient and two moments."""
 WRITE: Mapping[str, str] = {
     "new units": "mu.upscale(run, make_wide), or mupscale upscale ./base ./wide -k 2",
     "copies": 'mu.upscale(run, make_wide, by="copies"), or mupscale upscale ./base ./wide -k 2 --by copies',
@@ -55,6 +57,11 @@ class Arm:
         return sum(phase.samples for phase in self.phases) / self.params
 
     @property
+    def memory(self) -> int | None:
+        """Bytes of weights, gradients and AdamW's two moments in float32; None where the total is not known here."""
+        return None if self.way in ("more layers", "experts") else round(BYTES * self.params)
+
+    @property
     def after(self) -> float:
         """FLOPs to spend at the base's size before growing."""
         return self.phases[0].flops if len(self.phases) > 1 else 0.0
@@ -90,16 +97,19 @@ class Advice:
 
     def __str__(self) -> str:
         head = self.choice if self.arm is None else f"{self.arm.name} ({self.sure})"
-        rows = [("", "loss against staying", "", "samples per parameter", "phases")]
+        rows = [("", "loss against staying", "", "memory", "samples per parameter", "phases")]
         for arm in self.arms:
+            memory = "" if arm.memory is None else size(arm.memory)
             phases = " then ".join(map(_phase, arm.phases))
-            rows.append((arm.name, *self._difference(arm), _plain(arm.samples_per_parameter), phases))
-        lines = [head, columns(rows, right=(1, 3))]
+            rows.append((arm.name, *self._difference(arm), memory, _plain(arm.samples_per_parameter), phases))
+        lines = [head, columns(rows, right=(1, 3, 4))]
         if self.arm is not None and self.arm.way in WRITE:
             lines.append(f"  {self.arm.way}: {WRITE[self.arm.way]}")
         if self.arm is not None and self.arm.peak is not None:
             again = ", warmed up again" if self.arm.kind == "grow" else ""
             lines.append(f"  peak rate: {_span(self.arm.peak)} times the base's{again}")
+        if self.arm is None:
+            lines.append("  which of them ends lowest is not known; the rest is arithmetic")
         lines += [f"  {line}" for line in self.outside]
         return "\n".join([*lines, f"  {self.source}"])
 

@@ -59,4 +59,3 @@ def _wider(base: Path, k: int) -> float:
         config = config_from(read_config(base))
         wide = on_meta(grown(config, Goal({EVERY: k})), model_class(config))
     return float(sum(parameter.numel() for parameter in wide.parameters()))
-
