@@ -64,9 +64,9 @@ def left(per_parameter: float) -> float:
     return 6 * BASE**2 * per_parameter
 
 
-def ask(per_parameter: float, spent: float | None = None, **asked: Any) -> Any:
+def ask(per_parameter: float, had: float | None = None, **asked: Any) -> Any:
     """Advice for so many samples per parameter that are left, and as many that were spent."""
-    flops = {"spent": left(per_parameter if spent is None else spent), "budget": left(per_parameter)}
+    flops = {"spent": left(per_parameter if had is None else had), "budget": left(per_parameter)}
     return mu.budgets.advise(**{"params": BASE, **flops, "to": WIDE, "like": "mlp", **asked})
 
 
@@ -176,9 +176,9 @@ def test_a_base_on_its_way_grows_at_a_quarter_and_a_finished_one_now(known):
     def moment(**asked) -> float:
         return next(arm.after for arm in ask(1000, **asked).arms if arm.kind == "grow")
 
-    assert moment(spent=0) == pytest.approx(left(250))
-    assert moment(spent=200, decayed=False) == pytest.approx(left(100))
-    assert moment(spent=200) == 0
+    assert moment(had=0) == pytest.approx(left(250))
+    assert moment(had=200, decayed=False) == pytest.approx(left(100))
+    assert moment(had=200) == 0
 
 
 def test_what_cannot_be_compared_is_refused_at_once():

@@ -31,6 +31,7 @@ from . import new_units, sunk
 
 SHARE = 0.03
 """Of the FLOPs of the whole run."""
+STUDIED = ("mlp", "text")
 ENOUGH = 0.8
 """The mean rank correlation from which a probe may choose."""
 LEAST_ARMS = 3
@@ -127,11 +128,12 @@ def show(found: Mapping[tuple[str, bool], Sequence[float]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m reproduce.growth.questions.probe")
     parser.add_argument("--run", action="store_true", help="make the missing probes")
+    parser.add_argument("--study", choices=STUDIED, help="make those of one study alone")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    trainers = {study: trainer(study) for study in ("mlp", "text")}
+    trainers = {study: trainer(study) for study in STUDIED}
     for study, made in trainers.items() if options.run else ():
-        for case in cases(study, made.known):
+        for case in cases(study, made.known) if options.study in (None, study) else ():
             for spec in case.arms.values():
                 made.run(probe(spec))
     print(show(figures(trainers)))
