@@ -134,8 +134,9 @@ def judge(known: Sequence[Case], told: Sequence[Case], law: Law, by_base: bool =
         said, difference = named(case, answer)
         lowest = min(0.0, *(a.difference for a in case.answers))
         fixed = (case.best(kind) - lowest for kind in ("stay", "grow", "scratch"))
-        first = answer.arm is None or said == _label(answer.arm)
-        said = f"{said} ({answer.sure})" if first else f"{_label(answer.arm)}, which was not run, then {said}"
+        if answer.arm is not None:
+            first = _label(answer.arm)
+            said = f"{said} ({answer.sure})" if said == first else f"{first}, which was not run, then {said}"
         yield Judged(case, said, difference - lowest, *fixed)
 
 

@@ -176,7 +176,8 @@ def fitted(known: Sequence[Case], seen: Sequence[Case] | None = None, errors: Er
         for name, kind in KINDS.items()
         if any(like == name for like, _ in ways)
     }
-    return Law(*slopes, kinds)
+    grow, scratch, share = slopes
+    return Law(grow, scratch, share, kinds)
 
 
 def off(law: Law, case: Case) -> Iterator[tuple[str, float]]:
@@ -227,16 +228,15 @@ def _cases(like: str, points: Sequence[_Point]) -> Iterator[Case]:
         if stay is None:
             continue
         base, wide = (parameters(like, w, layers) for w in (width, TIMES * width))
-        begun = (spent if finished else 0.0), budget
+        before = float(spent) if finished else 0.0
         answers = [a for p in mine if (a := _grown(like, p, stay, base)) is not None]
         if (new := throughout.get((TIMES * width, layers, budget))) is not None:
-            total = sum(begun)
             left = samples(base, budget) / base
             peak = new.key["lr"] / mine[0].key["start"]["lr"]
             difference = _difference(like, new, stay)
-            answers.append(Answer("scratch", difference, left, begun[0] / total, wide / base, peak))
+            answers.append(Answer("scratch", difference, left, before / (before + budget), wide / base, peak))
         if answers:
-            yield Case(like, base, *map(float, begun), wide, spent, tuple(answers))
+            yield Case(like, base, before, float(budget), wide, spent, tuple(answers))
 
 
 def _grown(like: str, point: _Point, stay: _Point, base: int) -> Answer | None:
