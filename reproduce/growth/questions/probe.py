@@ -32,8 +32,6 @@ from . import new_units, sunk
 SHARE = 0.03
 """Of the FLOPs of the whole run."""
 STUDIED = ("mlp", "text")
-ENOUGH = 0.8
-"""The mean rank correlation from which a probe may choose."""
 LEAST_ARMS = 3
 LOOKS: Mapping[str, Callable[[Result], float]] = {
     "training loss over the first 1 %": lambda result: float(result["early"]),
@@ -114,15 +112,19 @@ def figures(trainers: Mapping[str, Trainer]) -> dict[tuple[str, bool], list[floa
     return found
 
 
-def show(found: Mapping[tuple[str, bool], Sequence[float]]) -> str:
-    """A line for each look, and the last line: what decides whether a probe may choose."""
-    for (look, every), values in found.items():
-        ways = "all ways to go on" if every else "ways of growing"
-        print(f"{look}, {ways}: mean {fmean(values):.2f}, worst {min(values):.2f} of {len(values)}")
-    cells = [f"{fmean(found.get((PROBED, every), [0.0])):.2f}" for every in (True, False)]
-    curve = fmean(found.get(("curve at 5 %", True), [0.0]))
-    count = len(found.get((PROBED, True), ()))
-    return f"probed={count} all={cells[0]} growing={cells[1]} curve={curve:.2f} enough={ENOUGH}"
+def table(found: Mapping[tuple[str, bool], Sequence[float]]) -> str:
+    """The rank correlations as Markdown: over all ways to go on, and over those that grow."""
+    lines = ["| seen early | all ways to go on | ways of growing | cases and seeds |", "|---|---|---|---|"]
+    for look in (*LOOKS, PROBED):
+        both = [found.get((look, every), ()) for every in (True, False)]
+        cells = [f"{fmean(seen):.2f} (worst {min(seen):.2f})" if seen else "not_run" for seen in both]
+        lines.append(f"| {look} | {cells[0]} | {cells[1]} | {len(both[0])} |")
+    return "\n".join(lines)
+
+
+def stored() -> str:
+    """The table of what is stored."""
+    return table(figures({study: trainer(study) for study in STUDIED}))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -136,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in cases(study, made.known) if options.study in (None, study) else ():
             for spec in case.arms.values():
                 made.run(probe(spec))
-    print(show(figures(trainers)))
+    print(table(figures(trainers)))
     return 0
 
 
