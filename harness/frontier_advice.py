@@ -169,26 +169,22 @@ def shuffled(known: Sequence[Case], law: Law) -> float:
 
 
 def table(law: Law) -> str:
-    """What a law knows, as Markdown: each way, where it was measured, and its error in cases that the fit had not seen."""
-    lines = [
-        "| model | way | cases | samples left per parameter of the base | error | interval |",
-        "|---|---|---|---|---|---|",
-    ]
+    """What a law knows, as Markdown: each way, where it was measured, and half of its interval."""
+    lines = ["| model | way | cases | samples left per parameter | interval |", "|---|---|---|---|---|"]
     for like, kind in law.kinds.items():
         for way in kind.ways:
             spans = [span.samples for span in (way.finished, way.going) if span is not None]
             low, high = min(low for low, _ in spans), max(high for _, high in spans)
             left = f"{low:,.0f} to {high:,.0f}" if low < high else f"{low:,.0f}"
             told = "a new model" if way.kind == "scratch" else way.name
-            off_by, between = (_told(kind.unit, error) for error in (way.error, way.within))
-            lines.append(f"| {like} | {told} | {way.cases} | {left} | {off_by} | {between} |")
+            lines.append(f"| {like} | {told} | {way.cases} | {left} | {_told(kind.unit, way.within)} |")
     return "\n".join(lines)
 
 
-def _told(unit: str, error: float | None) -> str:
-    if error is None:
-        return "not known"
-    return f"± {100 * error:.1f} %" if unit == "per cent" else f"± {error:.3f} nats"
+def _told(unit: str, within: float | None) -> str:
+    if within is None:
+        return "none"
+    return f"±{100 * within:.0f} %" if unit == "per cent" else f"±{within:.3f} nats"
 
 
 def _retold(case: Case, outcomes: dict[tuple[str, str], list[float]]) -> Iterator[Answer]:
