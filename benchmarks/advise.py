@@ -2,7 +2,6 @@
 
     python benchmarks/advise.py          judge the advice on the stored cases
     python benchmarks/advise.py --fit    write src/mupscale/budgets/law.json from the stores
-    python benchmarks/advise.py --probe  how well losses early in a run rank the ways of growing by their end
 
 A case is a base with what it has cost and FLOPs that are left, with the measured losses of staying, growing to twice the
 width and a new model of that width. The last line is `cases=N right=N within_2pct=N share=S score=R stay=R grow=R scratch=R`.

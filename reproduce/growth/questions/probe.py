@@ -100,7 +100,7 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
     (0.5, -1.0)
     """
     ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
-    return round(float(np.corrcoef(ranks)[0, 1]), 6)
+    return round(float(np.asarray(np.corrcoef(ranks))[0, 1]), 6)
 
 
 def figures(trainers: Mapping[str, Trainer]) -> dict[tuple[str, bool], list[float]]:

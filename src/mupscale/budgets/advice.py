@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import hypot
+from typing import Literal
 
 from ..arguments import wrong_number, wrong_whole
 from ..errors import Fault, raise_faults
@@ -66,7 +67,7 @@ def advise(
     about = "no kind of model is named: like= has those that were measured"
     source = about if known is None else f"measured on {known.about}"
     outside = tuple(dict.fromkeys(line for size in wider for line in plan.outside(size)))
-    unit = "" if known is None else known.unit
+    unit: Literal["per cent", "nats", ""] = "" if known is None else known.unit
     compared = [arm for arm in arms if arm.kind == "stay" or arm.between is not None]
     if {arm.kind for arm in compared} != {"stay", "grow", "scratch"}:
         return Advice("not measured", "not measured", None, arms, unit, outside, source)
