@@ -28,9 +28,11 @@ from benchmarks.public_models import table  # noqa: E402
 from docs.refusals import refusals  # noqa: E402
 from harness.evidence import EARLIER, is_of, key_of, mark  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
+from harness.frontier_advice import table as known_of  # noqa: E402
 from harness.popular import POPULAR, STORED_UNITS  # noqa: E402
 from harness.popular import stored as popular_lines  # noqa: E402
 from harness.popular import summary as popular_summary  # noqa: E402
+from mupscale.budgets.law import stored as stored_law  # noqa: E402
 from mupscale.families.config.fields import USUAL  # noqa: E402
 from mupscale.families.types.rows import Row, row_for  # noqa: E402
 from mupscale.rules.muon_rows import MUONS  # noqa: E402
@@ -41,6 +43,7 @@ from mupscale.rules.torch_rows import TORCH  # noqa: E402
 from mupscale.rules.units import NEUTRAL, G, Units, W  # noqa: E402
 from mupscale.trainers.menu import MENU  # noqa: E402
 from reproduce.growth.page.marked import page as frontier  # noqa: E402
+from reproduce.growth.questions.probe import stored as probes  # noqa: E402
 
 OPTIMIZERS = [
     "| optimizer | learning rate | weight decay | other settings | state |",
@@ -388,6 +391,12 @@ def exactness() -> str:
     return with_figures((HERE / "exactness.md").read_text(encoding="utf-8"))
 
 
+def cost() -> str:
+    """The page about costs with what the advice is made of, how often it is right, and how well a probe ranks."""
+    row = json.loads(RESULTS.read_text(encoding="utf-8"))["advise"]
+    return filled("cost.md", known=known_of(stored_law()), judged=f"`{row['line']}`", probes=probes())
+
+
 def refused() -> str:
     """The page of refusals."""
     return filled("refusals.md", codes=refusals())
@@ -395,6 +404,7 @@ def refused() -> str:
 
 PAGES = {
     "../README.md": readme,
+    "cost.md": cost,
     "exactness.md": exactness,
     "optimizers.md": optimizers,
     "families.md": families,

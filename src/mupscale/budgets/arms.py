@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..text import columns
+from ..text import columns, size
 
 Kind = Literal["stay", "grow", "scratch"]
-Choice = Literal["stay", "grow", "scratch", "not measured at this size"]
+Choice = Literal["stay", "grow", "scratch", "not measured"]
 Sureness = Literal["sure", "leaning", "open", "not measured"]
+
+BYTES = 16
+"""Of a parameter in float32 with AdamW: the weight, its gradient and two moments."""
+WRITE: Mapping[str, str] = {
+    "new units": "mu.upscale(run, make_wide), or mupscale upscale ./base ./wide -k 2",
+    "copies": 'mu.upscale(run, make_wide, by="copies"), or mupscale upscale ./base ./wide -k 2 --by copies',
+    "more layers": "mupscale upscale ./base ./deep --layers N, with twice the layers",
+    "experts": "mupscale upscale ./base ./wide --experts 8 --top-k 2 --expert-ffn N, half of the dense width",
+}
+"""What makes a growth, by its way."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +36,20 @@ class Phase:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to spend the budget; the loss is None where nothing like it was measured."""
+    """One way to spend the budget. The difference is None where nothing like it was measured."""
 
     kind: Kind
+    way: str
+    """How it grows: new units, copies, more layers or experts; "" for the other kinds."""
     params: float
+    """Of the model that is trained last; with more layers or experts, those that a sample passes."""
     phases: tuple[Phase, ...]
-    loss: float | None = None
+    difference: float | None = None
+    """Expected loss at the end minus that of staying, in the unit of the advice; below zero it ends lower."""
     between: tuple[float, float] | None = None
-    """The interval of the loss: twice the error of the law to both sides."""
+    """The interval of the difference; None if it was measured once, so that nothing is known of its error."""
+    peak: tuple[float, float] | None = None
+    """Peaks of the rate over that of the base, in the runs that were measured."""
 
     @property
     def samples_per_parameter(self) -> float:
@@ -40,11 +57,21 @@ class Arm:
         return sum(phase.samples for phase in self.phases) / self.params
 
     @property
+    def memory(self) -> int | None:
+        """Bytes of weights, gradients and AdamW's two moments in float32; None where the total is not known here."""
+        return None if self.way in ("more layers", "experts") else round(BYTES * self.params)
+
+    @property
+    def after(self) -> float:
+        """FLOPs to spend at the base's size before growing."""
+        return self.phases[0].flops if len(self.phases) > 1 else 0.0
+
+    @property
     def name(self) -> str:
         if self.kind != "grow":
             return f"{self.kind} {self.params:,.0f}"
-        first = self.phases[0].flops if len(self.phases) > 1 else 0.0
-        return f"grow to {self.params:,.0f} {f'after {first:.3g} FLOPs' if first else 'now'}"
+        when = f"after {self.after:.3g} FLOPs" if self.after else "now"
+        return f"grow to {self.params:,.0f} by {self.way} {when}"
 
 
 @dataclass(frozen=True)
@@ -54,47 +81,47 @@ class Advice:
     choice: Choice
     sure: Sureness
     arm: Arm | None
-    """The chosen arm: its size, its phases and its expected loss."""
+    """The chosen arm: its way, its size, its phases and its expected difference to staying."""
     arms: tuple[Arm, ...]
-    noise: tuple[float, float] | None
-    """Sizes t of SignalNoise that were best in grown runs; None unless the choice is to grow."""
-    peak: tuple[float, float] | None
-    """Peak rates that were best there, over the base's peak, both written at the reference."""
+    unit: Literal["per cent", "nats", ""]
+    """What differences are in."""
     outside: tuple[str, ...]
     """What lies outside the measured range."""
     source: str
-    """Which runs the law was fitted to."""
+    """Which runs were measured."""
 
     @property
     def after(self) -> float | None:
         """FLOPs to spend at the base's size before growing; 0 is now, None is never."""
-        if self.arm is None or self.arm.kind != "grow":
-            return None
-        return self.arm.phases[0].flops if len(self.arm.phases) > 1 else 0.0
+        return self.arm.after if self.arm is not None and self.arm.kind == "grow" else None
 
     def __str__(self) -> str:
         head = self.choice if self.arm is None else f"{self.arm.name} ({self.sure})"
-        rows = [("", "expected loss", "", "samples per parameter", "phases")]
+        rows = [("", "loss against staying", "", "memory", "samples per parameter", "phases")]
         for arm in self.arms:
-            loss = "not measured" if arm.loss is None else f"{arm.loss:.4g}"
-            between = "" if arm.between is None else f"{arm.between[0]:.3g} to {arm.between[1]:.3g}"
-            rows.append(
-                (
-                    arm.name,
-                    loss,
-                    between,
-                    _plain(arm.samples_per_parameter),
-                    " then ".join(map(_phase, arm.phases)),
-                )
-            )
-        lines = [head, columns(rows, right=(1, 3))]
-        if self.noise is not None and self.peak is not None:
-            lines.append(
-                f"  noise: SignalNoise(t), best at t = {_span(self.noise)}; peak rate: {_span(self.peak)} times the base's, "
-                "warmed up again if the base's schedule has ended"
-            )
+            memory = "" if arm.memory is None else size(arm.memory)
+            phases = " then ".join(map(_phase, arm.phases))
+            rows.append((arm.name, *self._difference(arm), memory, _plain(arm.samples_per_parameter), phases))
+        lines = [head, columns(rows, right=(1, 3, 4))]
+        if self.arm is not None and self.arm.way in WRITE:
+            lines.append(f"  {self.arm.way}: {WRITE[self.arm.way]}")
+        if self.arm is not None and self.arm.peak is not None:
+            again = ", warmed up again" if self.arm.kind == "grow" else ""
+            lines.append(f"  peak rate: {_span(self.arm.peak)} times the base's{again}")
+        if self.arm is None:
+            lines.append("  which of them ends lowest is not known; the rest is arithmetic")
         lines += [f"  {line}" for line in self.outside]
-        return "\n".join([*lines, f"  measured on {self.source}"])
+        return "\n".join([*lines, f"  {self.source}"])
+
+    def _difference(self, arm: Arm) -> tuple[str, str]:
+        unit = "%" if self.unit == "per cent" else self.unit
+        if arm.kind == "stay" or arm.difference is None:
+            return "" if arm.kind == "stay" else "not measured", ""
+        digits = ".1f" if self.unit == "per cent" else ".3f"
+        if arm.between is None:
+            return f"{arm.difference:+{digits}} {unit}", "measured once"
+        low, high = arm.between
+        return f"{arm.difference:+{digits}} {unit}", f"{low:+{digits}} to {high:+{digits}}"
 
 
 def _phase(phase: Phase) -> str:

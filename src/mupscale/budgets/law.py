@@ -1,141 +1,121 @@
-"""The loss of a trained model as a function of its size and its FLOPs, fitted to finished runs; and what a base is worth.
+"""What is known of growing, as numbers: how far each way ends above or below going on, fitted to stored runs.
 
-    L(N, C) = floor + size / N^size_power + data / D^data_power,   D = C / 6N
+    growing    offset + grow · log(samples left per parameter of the base)
+    a new one  offset + scratch · log(samples left per parameter of the base) + share · share of all FLOPs that the base has had
 
-N is the number of parameters and D the number of samples (tokens) that C FLOPs pay for. Growing is described by what the
-base is worth to the wide model, in FLOPs. Knows numbers only: no torch, no models.
+Either is log(loss of the way / loss of going on) for MLPs, and nats for Llamas. Samples left are those that the base would
+still see. A way has an offset for each kind of model; grow, scratch and share are the same for all of them.
+`harness/frontier_store.py` makes the fit. Knows numbers only: no torch.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.resources import files
-from itertools import product
-from math import exp, fsum, hypot, inf, log, sqrt
-from typing import Any, NamedTuple
-
-from ..errors import Fault, raise_faults
+from math import expm1, log
+from typing import Any, Literal
 
 FLOPS_PER_PARAMETER = 6
 """Of one sample, forward and backward: a multiplication and an addition in each of three matrix products."""
-LEAST_RUNS, LEAST_SIZES = 6, 3
-"""The law has five unknowns, so five runs fit it exactly and tell nothing about its error; two sizes fit any power."""
-POWERS = tuple(i / 5 for i in range(1, 11))
-AROUND = (tuple(i / 20 for i in range(-3, 4)), tuple(i / 80 for i in range(-3, 4)))
-"""Exponents that are tried: fifths up to 2, then twentieths around the best, then eightieths."""
+REACH = 1.05
+"""How far beyond the measured range the law is used: people write 124e6 for 124,439,808, and no more than that is meant."""
+
+Range = tuple[float, float]
+"""The smallest and the largest measured value."""
 
 
-Terms = tuple[float, float, float, float, float]
-"""Floor, size, its power, data, its power."""
+@dataclass(frozen=True)
+class Span:
+    """Where a way was measured: samples left per parameter of the base, and the share of FLOPs that the base has had."""
+
+    samples: Range
+    share: Range
 
 
-class Finished(NamedTuple):
-    """A run from scratch that was trained to the end of its schedule."""
+@dataclass(frozen=True)
+class Way:
+    """One way to go on with a base, in one kind of model."""
 
-    params: float
-    flops: float
-    loss: float
+    name: str
+    kind: Literal["grow", "scratch"]
+    offset: float
+    error: float | None
+    """Root mean square of predicted - measured, each case predicted without itself; None if it was measured once."""
+    cases: int
+    times: Range
+    """Parameters that a sample passes, over those of the base."""
+    peak: Range
+    """The peak of the rate over that of the base."""
+    width: bool
+    """Whether it makes the model wider; else deeper, or it adds experts."""
+    finished: Span | None
+    """Where it was measured on bases whose schedule had ended."""
+    going: Span | None
+    """Where it was measured in the place of a run at the base's size."""
+
+    @property
+    def within(self) -> float | None:
+        """Half of the interval: two errors, and more where few cases know the error."""
+        return None if self.error is None else (2 + 4 / self.cases) * self.error
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured on one kind of model."""
+
+    about: str
+    unit: Literal["per cent", "nats"]
+    params: Range
+    """Of bases."""
+    ways: tuple[Way, ...]
+
+    def shown(self, difference: float) -> float:
+        """A difference in the unit of this kind.
+
+        >>> Measured("", "per cent", (0, 0), ()).shown(-0.1), Measured("", "nats", (0, 0), ()).shown(-0.1)
+        (-9.516258196404048, -0.1)
+        """
+        return 100 * expm1(difference) if self.unit == "per cent" else difference
 
 
 @dataclass(frozen=True)
 class Law:
-    """The fitted law, how far off it was on runs that it had not seen, and the sizes it was fitted to.
+    """Everything that was measured, by kind of model."""
 
-    >>> law = Law(1.5, 400, 0.35, 400, 0.3, spread=0.01, runs=9, params=(1e6, 1e8), flops=(1e15, 1e18))
-    >>> round(law.loss(1e7, 1e17), 3), f"{law.flops_to(1e7, 3.0):.1e}"
-    (3.604, '1.2e+20')
-    """
+    grow: float
+    scratch: float
+    share: float
+    kinds: dict[str, Measured]
 
-    floor: float
-    size: float
-    size_power: float
-    data: float
-    data_power: float
-    spread: float
-    """Root mean square of log(predicted / measured), each budget predicted without its runs."""
-    runs: int
-    params: tuple[float, float]
-    flops: tuple[float, float]
-
-    def loss(self, params: float, flops: float) -> float:
-        """The expected loss of a run from scratch."""
-        if not flops:
-            return inf
-        seen = samples(params, flops)
-        return float(self.floor + self.size / params**self.size_power + self.data / seen**self.data_power)
-
-    def flops_to(self, params: float, loss: float) -> float:
-        """FLOPs after which a run from scratch has a loss; infinite where it never has."""
-        above = loss - self.floor - self.size / params**self.size_power
-        if above <= 0:
-            return inf
-        return float(FLOPS_PER_PARAMETER * params * (self.data / above) ** (1 / self.data_power))
-
-
-@dataclass(frozen=True)
-class GrowthWorth:
-    """What a base is worth: measured on grown runs and on bases that went on.
-
-    A wide run from scratch would need C* FLOPs to be as good as the base. Growing with B FLOPs left is like starting
-    from scratch with B + worth · C* · (C* / (C* + B))^fades: what the base knows counts less, the longer the wide run
-    goes on. A finished base that goes on for B FLOPs is like one run of B + kept · spent FLOPs.
-    """
-
-    worth: float
-    fades: float
-    kept: float
-    grown_spread: float
-    stay_spread: float
-    contrast: float
-    """The error of log(loss of one arm / loss of another) in the same case, also without the runs of its budget."""
-    runs: int
-    times: float
-    """The largest measured ratio of parameters, wide to base."""
-    more: tuple[float, float]
-    """Measured range of FLOPs after a finished base, over the base's own."""
-    shares: tuple[float, ...]
-    """Shares of a budget at which growth in mid-run was measured."""
-    noise: tuple[float, float]
-    """Range of t, the size of SignalNoise, among the best grown runs."""
-    peak: tuple[float, float]
-    """Range of their peak rates over the base's, both written at the reference."""
-
-    def grown(self, law: Law, base: tuple[float, float], params: float, flops: float) -> float:
-        """The expected loss of a base, given as (parameters, FLOPs), that is grown and trained for more FLOPs."""
-        equal = law.flops_to(params, law.loss(*base)) if base[1] else 0.0
-        credit = self.worth * equal * (equal / (equal + flops)) ** self.fades if equal else 0.0
-        return law.loss(params, flops + credit)
-
-    def gone_on(self, law: Law, base: tuple[float, float], flops: float, *, decayed: bool) -> float:
-        """The expected loss of a base that is trained for more FLOPs at its own size."""
-        params, spent = base
-        return law.loss(params, flops + (self.kept if decayed else 1.0) * spent)
-
-
-@dataclass(frozen=True)
-class StoredLaw:
-    """What the package knows: the law of its own runs, and growth."""
-
-    about: str
-    law: Law
-    growth: GrowthWorth
+    def difference(self, way: Way, samples: float, share: float) -> float:
+        """How far a way ends above going on; below zero it ends lower."""
+        if way.kind == "grow":
+            return way.offset + self.grow * log(samples)
+        return way.offset + self.scratch * log(samples) + self.share * share
 
     def to_json(self) -> str:
         """Six digits, which are the same on every machine."""
-        return json.dumps(asdict(self, dict_factory=_rounded), indent=1) + "\n"
+        return json.dumps(_rounded(asdict(self)), indent=1) + "\n"
 
 
-def stored() -> StoredLaw:
-    """The fit that comes with the package; without runs it has empty ranges, so every size is outside them.
+def stored() -> Law:
+    """The fit that comes with the package.
 
-    >>> found = stored()
-    >>> found.law.params[0] <= found.law.params[1]
-    True
+    >>> sorted(stored().kinds)
+    ['llama', 'mlp']
     """
-    data = json.loads(files(__package__).joinpath("law.json").read_text("utf-8"))
-    return StoredLaw(data["about"], Law(**_tuples(data["law"])), GrowthWorth(**_tuples(data["growth"])))
+    return law_of(json.loads(files(__package__).joinpath("law.json").read_text("utf-8")))
+
+
+def law_of(data: dict[str, Any]) -> Law:
+    """The law that `Law.to_json` wrote."""
+    kinds = {
+        name: Measured(**{**_tuples(kind), "ways": tuple(_way(way) for way in kind["ways"])})
+        for name, kind in data["kinds"].items()
+    }
+    return Law(**{**data, "kinds": kinds})
 
 
 def samples(params: float, flops: float) -> float:
@@ -147,137 +127,29 @@ def samples(params: float, flops: float) -> float:
     return flops / (FLOPS_PER_PARAMETER * params)
 
 
-def fit(runs: Sequence[Finished], where: str = "losses", least: int = LEAST_RUNS) -> Law:
-    """The law with the smallest relative error; refused where the runs cannot determine it.
-
-    >>> truth = Law(0.5, 40, 0.5, 90, 0.4, 0.0, 0, (0, 0), (0, 0))
-    >>> sizes, budgets = (1e4, 4e4, 1.6e5), (1e11, 1e12, 1e13)
-    >>> law = fit([Finished(n, c, truth.loss(n, c)) for n in sizes for c in budgets])
-    >>> round(law.floor, 2), round(law.size_power, 2), round(law.data_power, 2), round(law.loss(2e4, 5e12) / truth.loss(2e4, 5e12), 3)
-    (0.5, 0.5, 0.4, 1.0)
-    """
-    sizes = {run.params for run in runs}
-    faults = []
-    if len(runs) < least:
-        what = f"{len(runs)} runs, expected {least} or more: the law has five unknowns"
-        faults.append(
-            Fault("advice.too_few_runs", where, what, "add (params, FLOPs, final loss) of more finished runs")
-        )
-    if len(sizes) < LEAST_SIZES:
-        what = f"{len(sizes)} sizes of models, expected {LEAST_SIZES} or more"
-        faults.append(Fault("advice.too_few_sizes", where, what, "add runs of another size"))
-    if not any(_falls([run for run in runs if run.params == size]) for size in sizes):
-        what = "the loss falls with FLOPs at no size"
-        faults.append(
-            Fault("advice.loss_does_not_fall", where, what, "pass losses at the end of each run's schedule")
-        )
-    raise_faults("no law of the loss can be fitted", faults)
-    solved = _solve(runs)
-    assert solved is not None
-    _, constants = solved
-    return Law(
-        *constants,
-        _spread(runs),
-        len(runs),
-        _range(run.params for run in runs),
-        _range(run.flops for run in runs),
-    )
-
-
-def root_mean_square(errors: Sequence[float]) -> float:
-    return hypot(*errors) / sqrt(len(errors)) if errors else inf
-
-
-def _falls(runs: Sequence[Finished]) -> bool:
-    in_order = sorted(runs, key=lambda run: run.flops)
-    return in_order[-1].loss < in_order[0].loss
-
-
-def _spread(runs: Sequence[Finished]) -> float:
-    """The error on runs that a fit has not seen, a budget at a time; the last digit of a budget does not count."""
-    groups: dict[int, list[Finished]] = {}
-    for run in runs:
-        groups.setdefault(round(10 * log(run.flops)), []).append(run)
-    errors = []
-    for left_out in groups.values():
-        solved = _solve([run for run in runs if run not in left_out])
-        if solved is not None:
-            law = Law(*solved[1], 0.0, 0, (0, 0), (0, 0))
-            errors += [log(law.loss(run.params, run.flops) / run.loss) for run in left_out]
-    return root_mean_square(errors)
-
-
-def _solve(runs: Sequence[Finished]) -> tuple[float, Terms] | None:
-    """The error and (floor, size, size_power, data, data_power) of the best exponents."""
-    if not runs:
-        return None
-    middle = exp(fsum(log(run.params) for run in runs) / len(runs))
-    seen = exp(fsum(log(samples(run.params, run.flops)) for run in runs) / len(runs))
-
-    def tried(powers: Iterable[tuple[float, float]]) -> Iterator[tuple[float, Terms]]:
-        for a, b in powers:
-            rows = [
-                [
-                    1 / r.loss,
-                    (middle / r.params) ** a / r.loss,
-                    (seen / samples(r.params, r.flops)) ** b / r.loss,
-                ]
-                for r in runs
-            ]
-            for error, (floor, size, data) in _nonnegative(rows):
-                yield error, (floor, size * middle**a, a, data * seen**b, b)
-
-    best = min(tried(product(POWERS, POWERS)), default=None)
-    for steps in AROUND:
-        if best is not None:
-            _, _, a, _, b = best[1]
-            best = min(tried((a + da, b + db) for da, db in product(steps, steps)), default=best)
-    return best
-
-
-def _nonnegative(rows: list[list[float]]) -> Iterator[tuple[float, tuple[float, float, float]]]:
-    """Least squares towards 1 with the floor, the size term or both left out; only solutions that are not negative."""
-    for used in ((0, 1, 2), (1, 2), (0, 2), (2,)):
-        kept = [[row[i] for i in used] for row in rows]
-        square = [[fsum(row[i] * row[j] for row in kept) for j in range(len(used))] for i in range(len(used))]
-        found = _linear(square, [fsum(row[i] for row in kept) for i in range(len(used))])
-        if found is None or min(found) < 0 or not found[-1]:
-            continue
-        error = root_mean_square([fsum(x * y for x, y in zip(row, found, strict=True)) - 1 for row in kept])
-        whole = dict(zip(used, found, strict=True))
-        yield error, (whole.get(0, 0.0), whole.get(1, 0.0), whole[2])
-        if len(used) == len(rows[0]):
-            return
-
-
-def _linear(square: list[list[float]], right: list[float]) -> list[float] | None:
-    """Gauss elimination of at most three equations; None where they depend on each other."""
-    rows = [[*row, value] for row, value in zip(square, right, strict=True)]
-    for i in range(len(rows)):
-        pivot = max(range(i, len(rows)), key=lambda row: abs(rows[row][i]))
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        if abs(rows[i][i]) < 1e-12 * abs(square[i][i]):
-            return None
-        for j in range(len(rows)):
-            if j != i:
-                factor = rows[j][i] / rows[i][i]
-                rows[j] = [x - factor * y for x, y in zip(rows[j], rows[i], strict=True)]
-    return [row[-1] / row[i] for i, row in enumerate(rows)]
-
-
-def _range(values: Iterator[float]) -> tuple[float, float]:
+def range_of(values: Iterable[float]) -> Range:
     known = tuple(values)
     return min(known), max(known)
 
 
-def _rounded(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    def short(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return [short(each) for each in value]
-        return float(f"{value:.6g}") if isinstance(value, float) else value
+def inside(value: float, measured: Range) -> bool:
+    """Whether a value is in a measured range, or beyond it by no more than people round."""
+    low, high = measured
+    return low / REACH <= value <= high * REACH
 
-    return {name: short(value) for name, value in pairs}
+
+def _way(entry: dict[str, Any]) -> Way:
+    spans = {name: Span(**_tuples(entry[name])) if entry[name] else None for name in ("finished", "going")}
+    return Way(**{**_tuples(entry), **spans})
 
 
 def _tuples(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value

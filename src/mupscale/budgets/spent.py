@@ -16,6 +16,8 @@ from ..files.strict import parse_json, read_regular
 from .law import FLOPS_PER_PARAMETER
 
 STATE = "trainer_state.json"
+LIKE = {"llama": "llama"}
+"""Kinds of measured models, by model_type."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Spent:
     """Whether the last step of the schedule was taken."""
     source: str
     """Which numbers of the file the FLOPs come from."""
+    like: str | None = None
+    """The kind of measured model that it is; None for types that were not measured."""
 
 
 def read_spent(path: Path) -> Spent:
@@ -38,8 +42,9 @@ def read_spent(path: Path) -> Spent:
     """
     directory = read_directory(path)
     params = sum(prod(place.shape) for place in directory.tensors.values())
+    like = LIKE.get(str(directory.config.get("model_type")))
     if STATE not in directory.trainer:
-        return Spent(params, None, None, "")
+        return Spent(params, None, None, "", like)
     state = parse_json(read_regular(path / STATE), STATE, infinity=True)
     if not isinstance(state, dict):
         raise MupscaleError(
@@ -50,10 +55,10 @@ def read_spent(path: Path) -> Spent:
     step, last = _number(state, "global_step"), _number(state, "max_steps")
     finished = step >= last if step and last else None
     if flops:
-        return Spent(params, flops, finished, "total_flos")
+        return Spent(params, flops, finished, "total_flos", like)
     if tokens:
-        return Spent(params, FLOPS_PER_PARAMETER * params * tokens, finished, "num_input_tokens_seen")
-    return Spent(params, None, finished, "")
+        return Spent(params, FLOPS_PER_PARAMETER * params * tokens, finished, "num_input_tokens_seen", like)
+    return Spent(params, None, finished, "", like)
 
 
 def _number(state: dict[str, Any], name: str) -> float:

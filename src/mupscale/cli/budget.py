@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from ..budgets.advice import advise
 from ..budgets.spent import STATE, Spent, read_spent
-from ..errors import Fault, MupscaleError, raise_faults
+from ..errors import Fault, raise_faults
 from ..extras import needs
-from ..files.strict import parse_json, read_regular
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -23,7 +21,7 @@ def run(chosen: argparse.Namespace) -> int:
         spent=spent,
         budget=chosen.budget,
         to=chosen.wide_params or [_wider(chosen.model, chosen.k)],
-        losses=None if chosen.losses is None else _losses(chosen.losses),
+        like=chosen.like or (None if base is None else base.like),
         decayed=finished and not chosen.mid_run,
         batch=chosen.batch,
         context=1 if chosen.context is None else chosen.context,
@@ -61,13 +59,3 @@ def _wider(base: Path, k: int) -> float:
         config = config_from(read_config(base))
         wide = on_meta(grown(config, Goal({EVERY: k})), model_class(config))
     return float(sum(parameter.numel() for parameter in wide.parameters()))
-
-
-def _losses(path: Path) -> list[Any]:
-    losses = parse_json(read_regular(path), str(path))
-    if not isinstance(losses, list):
-        raise MupscaleError(
-            f"{path} holds a {type(losses).__name__}, expected [[parameters, FLOPs, loss], …]",
-            code="advice.losses_not_a_list",
-        )
-    return losses

@@ -25,7 +25,7 @@ _EXAMPLES = {
 }
 _PLANNED = ("proxy", "steps", "width", "base_steps", "trials", "upscaled_steps")
 """What only the cost of a planned growth depends on."""
-_LEFT = ("wide_params", "params", "spent", "mid_run", "losses")
+_LEFT = ("wide_params", "params", "spent", "mid_run", "like")
 """What only the question about a budget depends on."""
 _TRIALS = 25.0
 
@@ -37,12 +37,13 @@ def add_to(verbs: Any) -> None:
         "show what growing costs and when it does not pay, or what to do with a budget",
         "A base of width n is grown k times; noise and learning rate are tuned on a proxy that grows from n0 to "
         "k·n0. FLOPs are those of forward and backward, by the paper's formulas and counted on the model, which "
-        "takes no memory. With --budget: stay at a size, grow, or start anew with the FLOPs that are left; losses are "
-        "expected only between sizes and budgets of measured runs, small MLPs that come with the package, or yours.",
+        "takes no memory. With --budget: stay at a size, grow and how, or start anew with the FLOPs that are left; losses are "
+        "compared only inside the range of measured runs, which are small MLPs and Llamas, and elsewhere there is arithmetic.",
         examples=(
             "./base -k 2 --steps 10000 --batch 256 --context 1024",
             "proxy.py -k 4 --width 500 --proxy 100 --steps 100000",
             "./base -k 2 --spent 2e18 --budget 3e18",
+            "--like mlp --params 4103 --spent 1e11 --wide-params 12295 --budget 1e11",
         ),
     )
     verb.add_argument(
@@ -117,10 +118,9 @@ def _add_left(group: Any) -> None:
         help="the base's schedule has not ended (default: what trainer_state.json says, or that it has)",
     )
     group.add_argument(
-        "--losses",
-        type=Path,
-        metavar="FILE",
-        help="your finished runs as JSON: [[parameters, FLOPs, held-out loss], …] (default: the stored runs)",
+        "--like",
+        choices=("llama", "mlp"),
+        help="the kind of model whose measured runs count (default: llama for a directory with that model_type, else none)",
     )
 
 
