@@ -12,6 +12,7 @@ import io
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import IO, Any, cast
 
 import torch
@@ -176,13 +177,29 @@ def _place(tensor: Tensor, file: str, size: int, stored: Mapping[int, int]) -> t
         )
     skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
     place = Place(file, start + skipped, dtype_name(tensor.dtype), tuple(tensor.shape))
-    held = stored.get(start, storage.nbytes())
+    said = storage.nbytes() // _times_its_bytes(tensor.dtype)
+    held = stored.get(start, said)
     if start < 0 or place.end > size or skipped < 0 or skipped + place.bytes > held:
         raise MupscaleError("its bytes lie outside of the file", code="archive.bytes_outside")
-    if held != storage.nbytes():
-        what = f"its storage has {held} bytes, its pickle says {storage.nbytes()}"
+    if held != said:
+        what = f"its storage has {held} bytes, its pickle says {said}"
         raise MupscaleError(what, code="archive.other_storage_size")
     return place, start
+
+
+@cache
+def _times_its_bytes(dtype: torch.dtype) -> int:
+    """How large torch makes a storage in fake mode: torch 2.9 multiplies its bytes by the size of an element once more.
+
+    >>> _times_its_bytes(torch.uint8)
+    1
+    """
+    saved = io.BytesIO()
+    torch.save(torch.zeros(1, dtype=dtype, device="cpu"), saved)
+    saved.seek(0)
+    with FakeTensorMode():
+        tensor: Tensor = torch.load(saved, map_location="cpu", weights_only=True)
+    return tensor.untyped_storage().nbytes() // dtype.itemsize
 
 
 def map_leaves(tree: Any, where: str, kind: type, change: Callable[[str, Any], Any]) -> Any:
