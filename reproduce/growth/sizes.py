@@ -154,6 +154,22 @@ TEXT = Sizes(
     cited_unseen=True,
     cited_mid_run=(1,),
 )
+STEP_LARGE = 2_113_929_216
+"""FLOPs of one step of the Llama at width 64 with four layers, with 8 windows of 128 tokens."""
+LARGE = replace(
+    TEXT,
+    unit=5000 * STEP_LARGE,
+    reference=64,
+    order=("l",),
+    bases=(),
+    narrow=64,
+    wide=128,
+    seeds=(1,),
+    cited_bases=(),
+    cited_mid_run=(),
+    cited_unseen=False,
+)
+"""Twice as wide, 279,104 parameters become 984,192. The base reads 5.1 M tokens, 18 for each of its parameters."""
 STEP_GPT2 = 201_326_592
 """FLOPs of one step of the GPT-2 at width 32, with as many windows."""
 LAYERNORM = replace(
