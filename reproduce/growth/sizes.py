@@ -74,6 +74,10 @@ class Sizes:
     """Whether new units in mid-run are also run at the peak of the base."""
     ways: tuple[Way, ...] = ()
     """Growth in mid-run to the right width, cheapest first."""
+    family: Finished = Finished(32, 4)
+    """The smallest of three models that are grown from one plateau; each has twice the width and FLOPs of the last."""
+    family_shares: tuple[float, ...] = (1.0, 0.9, 0.8)
+    """Of the FLOPs of a run from scratch, that the two grown ones get."""
     after: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     """The peak after growth over that of the base, for copies; half of it for new units."""
     rates_after: tuple[str, ...] = ("new units", "copied readers")
@@ -118,8 +122,12 @@ HERE = Sizes(
     between=128,
     wide=256,
     depth=3,
-    order=("b, first base", "c", "b", "d", "b, noise by rule", "a", "u", "r", "w", "b, all budgets"),
-    ways=(Way(64, 8, (64, 96, 128)), Way(64, 16, (64, 96, 128))),
+    order=("b, first base", "c", "b", "d", "b, noise by rule", "a", "u", "r", "w", "f", "b, all budgets"),
+    ways=(
+        Way(32, 4, (32, 48, 64, 96), both_rates=True),
+        Way(64, 8, (64, 96, 128, 160, 192)),
+        Way(64, 16, (64, 96, 128, 160, 192)),
+    ),
     cited_bases=(Finished(32, 1), Finished(32, 4), Finished(64, 16)),
     cited_unseen=True,
     cited_mid_run=(8, 16),

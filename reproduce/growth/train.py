@@ -119,7 +119,8 @@ class Trainer:
             return Phase(max(1, round(spec.budget / flops)), 0.0, 0, flops, spec.budget)
         base = self.phase(spec.start)
         taken = round(base.steps * spec.at)
-        begins = 0.0 if spec.rewarmed else taken * base.flops / spec.budget
+        spent = base.begins * base.budget + taken * base.flops
+        begins = 0.0 if spec.rewarmed else spent / spec.budget
         steps = max(1, round((1 - begins) * spec.budget / flops))
         return Phase(steps, begins, base.first + taken, flops, spec.budget)
 
