@@ -132,7 +132,7 @@ HERE = Sizes(
     cited_unseen=True,
     cited_mid_run=(8, 16),
     cited_new_units=True,
-    cited_paired=("r", "w"),
+    cited_paired=("f", "r", "w"),
 )
 STEP_LLAMA = 207_618_048
 """FLOPs of one step of the Llama at width 32, with 8 windows of 64 tokens."""
@@ -154,7 +154,7 @@ TEXT = Sizes(
     extend=1,
     both_rates=True,
     after=(0.5, 1.0, 2.0),
-    rates_after=(),
+    rates_after=("copied readers",),
     one_rate=("copied readers",),
     stop=0.02,
     cited_bases=(Finished(32, 1),),
@@ -176,6 +176,7 @@ LARGE = replace(
     cited_bases=(),
     cited_mid_run=(),
     cited_unseen=False,
+    cited_paired=("l",),
 )
 """Twice as wide, 279,104 parameters become 984,192. The base reads 5.1 M tokens, 18 for each of its parameters."""
 STEP_GPT2 = 201_326_592
