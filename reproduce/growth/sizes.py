@@ -76,7 +76,7 @@ class Sizes:
     """Growth in mid-run to the right width, cheapest first."""
     family: Finished = Finished(32, 4)
     """The smallest of three models that are grown from one plateau; each has twice the width and FLOPs of the last."""
-    family_shares: tuple[float, ...] = (1.0, 0.9, 0.8)
+    family_shares: tuple[float, ...] = (1.0, 1.1)
     """Of the FLOPs of a run from scratch, that the two grown ones get."""
     after: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     """The peak after growth over that of the base, for copies; half of it for new units."""
