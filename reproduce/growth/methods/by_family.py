@@ -16,7 +16,7 @@ def grow_by_family(growth: Growth) -> mu.Run:
     """The run that the family's plan makes; what sleeps is woken."""
     spec, start = growth.spec, growth.start
     k, to = goal(start, spec)
-    by_units = spec.method in ("new_units", "copied_readers")
+    by_units = spec.method in ("new_units", "copied_readers") and spec.width != start.width
     by: Literal["copies", "units"] = "units" if start.experts or by_units else "copies"
     plan = family_plan(raw(start.width, start.layers, start.experts), k, to=to, by=by).plan
     noise: mu.SignalNoise | mu.NewUnits | None = mu.SignalNoise(spec.noise)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import fmean
 
 from ..book import Book, Seen
@@ -12,7 +11,7 @@ from ..questions.new_units import TIMES
 from .cells import by_seed, mean_cell, peak, table
 from .repairs import ratios
 
-PUBLISHED = ("goes on", large.SCRATCH, *(name for name in large.ARMS if name != "goes on"))
+PUBLISHED = ("goes on", large.SCRATCH, "copies, tuned noise", "G_stack", "HyperCloning")
 """What the default is compared with: going on, a new model, the paper's copies, and methods of others."""
 
 
@@ -67,14 +66,18 @@ def over_independent(book: Book, share: float) -> list[list[float]] | None:
     return [ratios(book, own, ours) for ours, own in found if ours and own] if all(map(all, found)) else None
 
 
-def saved(book: Book) -> float | None:
-    """The largest share of FLOPs that a stored family saves where, in the mean, no model ends above a run of its own."""
-    shares = [share for share in book.sizes.family_shares if no_worse(over_independent(book, share))]
-    return max(map(family.saved, shares)) if shares else None
+def cheapest_family(book: Book) -> tuple[float, float] | None:
+    """The share of FLOPs that a family saves, and the loss of its worst model over a run of its own.
 
-
-def no_worse(found: Sequence[Sequence[float]] | None) -> bool:
-    return found is not None and max(map(fmean, found)) <= 1
+    Of the stored families, the one that saves most while no model ends above; else the one whose worst model ends lowest.
+    """
+    found = []
+    for share in book.sizes.family_shares:
+        over = over_independent(book, share)
+        if over is not None:
+            found.append((family.saved(share), max(map(fmean, over))))
+    level = [one for one in found if one[1] <= 1]
+    return max(level) if level else min(found, key=lambda one: one[1], default=None)
 
 
 def family_table(book: Book) -> str:

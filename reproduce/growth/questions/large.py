@@ -36,13 +36,14 @@ ARMS: Mapping[str, Carried] = {
     "goes on": Carried((0.25, 0.125)),
     "copies, tuned noise": Carried((1.0, 0.5), noises=(0.2, 0.1), width=TIMES),
     "G_stack": Carried((0.25, 0.25), layers=2, method="stack"),
+    "twice the layers, asleep and woken": Carried((0.25, 0.25), layers=2, method="copied_readers"),
     "HyperCloning": Carried((1.0, 1.0), width=TIMES, method="tiling"),
 }
-"""All that start from the base, but for new units."""
+"""All that start from the base, but for new units of a width."""
 DEFAULT = "copied readers"
 SCRATCH = "a new model of that width"
 FIRST = (DEFAULT, "G_stack", "goes on", "copies, tuned noise", SCRATCH)
-NAMES = (*FIRST, "HyperCloning")
+NAMES = (*FIRST, "HyperCloning", "twice the layers, asleep and woken")
 
 
 def base(known: Known, sizes: Sizes) -> Arm:
