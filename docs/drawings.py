@@ -1,4 +1,4 @@
-"""Draw docs/figures/two_ways.svg, dup.svg, blocks.svg, units.svg, frontier.svg and three of growth: `python docs/drawings.py`.
+"""Draw docs/figures/two_ways.svg, dup.svg, blocks.svg, units.svg, frontier.svg and four of growth: `python docs/drawings.py`.
 
 Each stands on a light panel of its own, so that it reads the same on a light and on a dark page. What the drawings
 say in numbers is computed by the package, or read from stored runs.
@@ -23,8 +23,9 @@ from reproduce.growth.book import Book, Seen
 from reproduce.growth.methods.method import OURS
 from reproduce.growth.page.bench import listed
 from reproduce.growth.page.new_units import chosen
+from reproduce.growth.page.sizes import ends
 from reproduce.growth.page.stored import stored
-from reproduce.growth.questions import after, sunk, widths
+from reproduce.growth.questions import after, large, sunk, widths
 from reproduce.growth.sizes import Finished
 
 FIGURES = Path(__file__).parent / "figures"
@@ -309,6 +310,16 @@ def text_methods() -> Drawing:
     return _ends("A finished Llama with as many FLOPs again: held-out loss", rows, 540)
 
 
+def large_methods() -> Drawing:
+    """The same for the Llama of a million parameters."""
+    found = ends(next(book for book in stored().books if book.name == "large"), 1.0)
+    inks = {large.DEFAULT: NEW, "goes on": ON, large.SCRATCH: SCRATCH[0]}
+    rows = sorted(
+        ((name, one, inks.get(name, GROWN[0])) for name, one in found.items()), key=lambda row: row[1].mean
+    )
+    return _ends("A Llama of 279,104 parameters with as many FLOPs again: held-out loss", rows, 300)
+
+
 def right_width() -> Drawing:
     """Growth to the right width beside widths throughout, with the larger budget."""
     mlp = stored().books[0]
@@ -363,6 +374,7 @@ def _ends(title: str, rows: Sequence[tuple[str, Seen, str]], left: int) -> Drawi
 
 DRAWINGS = {
     "growth_text.svg": text_methods,
+    "growth_large.svg": large_methods,
     "growth_width.svg": right_width,
     "growth_rate.svg": rate_after,
     "two_ways.svg": two_ways,

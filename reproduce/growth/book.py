@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from .choose import Arm, Known
-from .questions import after, exactness, midrun, new_units, states, sunk, unseen, widths
+from .questions import after, exactness, family, large, midrun, new_units, states, sunk, unseen, widths
 from .questions.noise_rule import Case, cases
 from .sizes import Finished, Sizes
 from .spec import Spec
@@ -119,6 +119,11 @@ class Book:
             kept = widths.near(known, sizes, way) or widths.throughout(way)
             for name in (*kept, *widths.grown(way)):
                 arms[f"w: {way.narrow} with {way.units} units: {name}"] = widths.arm(known, sizes, way, name)
+        for share in sizes.family_shares:
+            for size, made in zip(("middle", "large"), family.grown(known, sizes, share), strict=True):
+                arms[f"f: the {size} model of a family, {share:g} × the FLOPs"] = made
+        for extra in large.EXTRAS:
+            arms |= {f"l: {extra:g} ×: {name}": large.arm(known, sizes, name, extra) for name in large.FIRST}
         for line, made in arms.items():
             if line[0] in sizes.cited_paired and self.paired(made) is None:
                 yield line

@@ -80,7 +80,8 @@ def plan(say: Callable[[str], object] = print) -> int:
         parts.append((DIRECTIONS, directions_trainer(), partial(directions.specs, sizes=sizes)))
     for name, trainer, listed in parts:
         results = [result for _, result in trainer.all() if result.get("cpu_seconds")]
-        rate = sum(one["cpu_seconds"] for one in results) / sum(one["flops"] for one in results) / 3600
+        done = sum(one["flops"] for one in results) or 1
+        rate = sum(one["cpu_seconds"] for one in results) / done / 3600
         runs = set(listed(trainer.known))
         lacking = [spec for spec in runs if trainer.known(spec) is None]
         left = rate * sum(spec.budget * (1 - spec.at % 1) for spec in lacking)

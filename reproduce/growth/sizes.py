@@ -76,7 +76,7 @@ class Sizes:
     """Growth in mid-run to the right width, cheapest first."""
     family: Finished = Finished(32, 4)
     """The smallest of three models that are grown from one plateau; each has twice the width and FLOPs of the last."""
-    family_shares: tuple[float, ...] = (1.0, 0.9, 0.8)
+    family_shares: tuple[float, ...] = (1.0, 1.1)
     """Of the FLOPs of a run from scratch, that the two grown ones get."""
     after: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     """The peak after growth over that of the base, for copies; half of it for new units."""
@@ -132,7 +132,7 @@ HERE = Sizes(
     cited_unseen=True,
     cited_mid_run=(8, 16),
     cited_new_units=True,
-    cited_paired=("r", "w"),
+    cited_paired=("f", "r", "w"),
 )
 STEP_LLAMA = 207_618_048
 """FLOPs of one step of the Llama at width 32, with 8 windows of 64 tokens."""
@@ -154,7 +154,7 @@ TEXT = Sizes(
     extend=1,
     both_rates=True,
     after=(0.5, 1.0, 2.0),
-    rates_after=(),
+    rates_after=("copied readers",),
     one_rate=("copied readers",),
     stop=0.02,
     cited_bases=(Finished(32, 1),),
@@ -162,6 +162,23 @@ TEXT = Sizes(
     cited_unseen=True,
     cited_mid_run=(1,),
 )
+STEP_LARGE = 2_113_929_216
+"""FLOPs of one step of the Llama at width 64 with four layers, with 8 windows of 128 tokens."""
+LARGE = replace(
+    TEXT,
+    unit=5000 * STEP_LARGE,
+    reference=64,
+    order=("l",),
+    bases=(),
+    narrow=64,
+    wide=128,
+    seeds=(1,),
+    cited_bases=(),
+    cited_mid_run=(),
+    cited_unseen=False,
+    cited_paired=("l",),
+)
+"""Twice as wide, 279,104 parameters become 984,192. The base reads 5.1 M tokens, 18 for each of its parameters."""
 STEP_GPT2 = 201_326_592
 """FLOPs of one step of the GPT-2 at width 32, with as many windows."""
 LAYERNORM = replace(

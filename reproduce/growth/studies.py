@@ -11,7 +11,7 @@ from ..setting import Setting
 from ..store import RESULTS, Store
 from .settings import images, stock, text
 from .settings.mlp import made_up, task
-from .sizes import HERE, IMAGES, LAYERNORM, SMOKE, SMOKE_IMAGES, SMOKE_TEXT, TEXT, Sizes
+from .sizes import HERE, IMAGES, LARGE, LAYERNORM, SMOKE, SMOKE_IMAGES, SMOKE_TEXT, TEXT, Sizes
 from .spec import Spec
 from .train import BATCHES, Trainer
 
@@ -61,6 +61,13 @@ STUDIES: Mapping[str, Study] = {
             "frontier_layernorm.jsonl",
             LAYERNORM,
             lambda spec: text.task(build=text.gpt2),
+            nats=True,
+        ),
+        Study(
+            "large",
+            "frontier_large.jsonl",
+            LARGE,
+            lambda spec: stock.setting(spec, reference=64, rows=8, context=128, held_rows=32),
             nats=True,
         ),
     )

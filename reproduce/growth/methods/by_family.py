@@ -16,14 +16,18 @@ def grow_by_family(growth: Growth) -> mu.Run:
     """The run that the family's plan makes; what sleeps is woken."""
     spec, start = growth.spec, growth.start
     k, to = goal(start, spec)
-    by: Literal["copies", "units"] = "units" if start.experts else "copies"
+    by_units = spec.method in ("new_units", "copied_readers") and spec.width != start.width
+    by: Literal["copies", "units"] = "units" if start.experts or by_units else "copies"
     plan = family_plan(raw(start.width, start.layers, start.experts), k, to=to, by=by).plan
     noise: mu.SignalNoise | mu.NewUnits | None = mu.SignalNoise(spec.noise)
     if start.experts:
         noise = None
-    elif spec.layers != start.layers:
+    elif by_units or spec.layers != start.layers:
         noise = mu.NewUnits("copied" if spec.method == "copied_readers" else "random")
-    return mu.upscale(growth.base, lambda: growth.setting.build(spec.width), noise, plan=plan, seed=spec.seed)
+    run = mu.upscale(growth.base, lambda: growth.setting.build(spec.width), noise, plan=plan, seed=spec.seed)
+    if spec.state == "empty":
+        run.optimizer.state.clear()
+    return run
 
 
 def goal(base: Spec, wide: Spec) -> tuple[int | str, str | None]:

@@ -14,6 +14,7 @@ from ..questions.new_units import PEERS, TIMES
 from ..sizes import Finished
 from .directions import against_peers, results
 from .repairs import best_text_width, best_width
+from .sizes import ahead, cheapest_family
 from .stored import Stored
 
 DEFAULT = "copied readers"
@@ -89,6 +90,9 @@ def figures(stored: Stored) -> dict[str, str]:
     """The figures of the last line, in its order."""
     mlp, text = stored.books[0], stored.book("text")
     told: dict[str, float | None] = {}
+    larger = stored.book("large")
+    family = cheapest_family(mlp)
+    large = None if larger is None else ahead(larger, 1.0)
     for name, extra in (("quarter", 0.25), ("once", 1.0)):
         told[name] = worst([over_the_best(stored, mlp, base, extra) for base in mlp.sizes.cited_bases])
         on_text = [] if text is None else text.sizes.cited_bases
@@ -104,10 +108,10 @@ def figures(stored: Stored) -> dict[str, str]:
         "quarter": _ratio(told["quarter"]),
         "once": _ratio(told["once"]),
         "midrun": f"{_ratio(mid_run(mlp))},{_nats(text_mid_run(stored))}",
-        "family": NOT_RUN,
+        "family": NOT_RUN if family is None else f"{family[0]:.4f},{family[1]:.4f}",
         "lm_quarter": _nats(told["lm_quarter"]),
         "lm_once": _nats(told["lm_once"]),
-        "large_once": NOT_RUN,
+        "large_once": _nats(None if large is None else fmean(large[1])),
         **{f"{of}_over_peers": _nats(None if gain is None else gain[0]) for of, gain in peers.items()},
         "without_sweep": f"{_ratio(_most(shares))},{_nats(_most(nats))}",
     }

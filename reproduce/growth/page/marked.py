@@ -14,6 +14,7 @@ from .bench import bench_table
 from .directions import directions_table, mixture_table, order_table, orders_table
 from .figures import DEFAULT, figures
 from .quoted import unlike
+from .sizes import family_table, large_table
 from .stored import Stored, stored
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -53,11 +54,17 @@ TABLES: Mapping[str, Callable[[Stored], str]] = {
     "base_64": _base("mlp", 2),
     "base_text": _base("text", 0),
     "ranks": lambda stored: new_units.ranks_table(stored.books),
-    "right_width": _of("mlp", lambda book: repairs.widths_table(book, book.sizes.ways)),
+    "large": _of("large", large_table),
+    "right_width": _of("mlp", lambda book: repairs.widths_table(book, repairs.ways_from(book, last=True))),
+    "right_width_first": _of(
+        "mlp", lambda book: repairs.widths_table(book, repairs.ways_from(book, last=False))
+    ),
     "right_width_text": _text_widths,
     "to_256": _of("mlp", tables.mid_run_table),
     "copies_text": _of("text", tables.mid_run_table),
+    "family": _of("mlp", family_table),
     "after": _of("mlp", repairs.after_table),
+    "after_text": _of("text", repairs.after_table),
     "state": _of("mlp", tables.state_table),
     "state_text": _of("text", lambda book: repairs.states_table(book, tables.state_name)),
     "kept": lambda stored: new_units.kept_table(stored.books),

@@ -13,9 +13,9 @@ from statistics import fmean
 
 from ..book import Book, Seen, mid_run_contest
 from ..clock import DECAY, WARM_UP
-from ..questions import after, unseen, widths
+from ..questions import after, family, unseen, widths
 from ..questions.noise_rule import RULES, regrets
-from . import new_units, repairs
+from . import new_units, repairs, sizes
 from .directions import against_peers, deep, gains, mixture_ends, over_stack, results
 from .figures import DEFAULT, over_the_best, text_mid_run, without_sweep
 from .stored import Stored
@@ -106,12 +106,18 @@ def _kept(mlp: Book, text: Book) -> Iterator[str]:
 
 def _mid_run(stored: Stored) -> Iterator[str]:
     mlp, text = stored.books[0], stored.books[1]
-    ways = [way for way in mlp.sizes.ways if way.narrow == mlp.sizes.narrow]
+    ways = repairs.ways_from(mlp, last=True)
     ends = [_mean(mlp.paired(widths.arm(mlp.known, mlp.sizes, way, DEFAULT))) for way in ways]
     yield f"copied readers end at {ends[0]:.4f} with {ways[0].units} units and at {ends[1]:.4f} with {ways[1].units}"
     ahead = sorted(fmean(repairs.over_best_width(mlp, way, DEFAULT) or ()) for way in ways)
     below = [percent(1 - 1 / gain) for gain in ahead]
     yield f"it ends {below[0]} to {below[-1]} below the best width throughout on the MLP"
+    [first] = repairs.ways_from(mlp, last=False)
+    yield f"from 32 to 64 {percent(1 / fmean(repairs.over_best_width(mlp, first, DEFAULT) or ()) - 1)} above it"
+    names = (f"{2 * first.narrow} throughout", DEFAULT, f"{DEFAULT}, the base's rate")
+    ends = [_mean(mlp.paired(widths.arm(mlp.known, mlp.sizes, first, name))) for name in names]
+    yield f"64 throughout ends at {ends[0]:.4f}, the default at {ends[1]:.4f}, and at {ends[2]:.4f} with the base's own rate"
+    yield from _family(mlp)
     nats = text_mid_run(stored)
     assert nats is not None
     yield f"on text {-nats:.3f} nats above it"
@@ -128,6 +134,17 @@ def _mid_run(stored: Stored) -> Iterator[str]:
     yield f"{told} 128 throughout"
 
 
+def _family(mlp: Book) -> Iterator[str]:
+    """Three models from one plateau: what is saved, and how far the two grown ones end above runs of their own."""
+    words = []
+    for share in mlp.sizes.family_shares:
+        middle, large = (fmean(values) - 1 for values in sizes.over_independent(mlp, share) or ())
+        words.append(
+            f"{percent(family.saved(share))} less in all, they end {percent(middle)} and {percent(large)} above"
+        )
+    yield from words
+
+
 def _state(stored: Stored) -> Iterator[str]:
     mlp = stored.books[0]
     quiet, noisy, alone = (
@@ -140,6 +157,7 @@ def _state(stored: Stored) -> Iterator[str]:
     apart = [f"{carried[seed] - fresh[seed]:.3f}" for seed in sorted(carried.keys() & fresh.keys())]
     yield f"carried state ends {', '.join(apart[:-1])} and {apart[-1]} nats above an empty one"
     yield from _after(mlp)
+    yield from _after_on_text(text)
 
 
 def _after(mlp: Book) -> Iterator[str]:
@@ -153,6 +171,16 @@ def _after(mlp: Book) -> Iterator[str]:
     yield f"the rest of the way to {both:.4f} is the base"
     units = [at(f"new units, 1, {name}") for name in ("0.25", "0.5", "1", "2")]
     yield f"{units[1]:.4f} and {units[2]:.4f} with half and the whole of the base's peak, and {units[3]:.4f} with twice it"
+
+
+def _after_on_text(text: Book) -> Iterator[str]:
+    def at(name: str) -> float:
+        return _mean(text.paired(after.arm(text.known, text.sizes, name)))
+
+    same, twice, both = (at(f"copies, {name}") for name in ("1, 1", "1, 2", "2, 2"))
+    yield f"takes copies from {same:.3f} to {twice:.3f} nats, and to {both:.3f} where the base"
+    quarter, half, whole = (at(f"{DEFAULT}, 1, {name}") for name in ("0.25", "0.5", "1"))
+    yield f"copied readers end at {quarter:.3f}, {half:.3f} and {whole:.3f} nats with a quarter, a half and the whole"
 
 
 def _rules(stored: Stored) -> Iterator[str]:

@@ -58,6 +58,11 @@ def over_best_width(book: Book, way: Way, name: str) -> list[float] | None:
     return None if best is None or ours is None else ratios(book, ours, best[1])
 
 
+def ways_from(book: Book, *, last: bool) -> list[Way]:
+    """The ways to the right width that begin at the width which grows in mid-run, or all others."""
+    return [way for way in book.sizes.ways if (way.narrow == book.sizes.narrow) is last]
+
+
 def widths_table(book: Book, ways: Sequence[Way]) -> str:
     """Widths throughout and growth to twice the width; a width that lies far behind has its tuning seed alone."""
 

@@ -19,10 +19,11 @@ from dataclasses import replace
 from ..choose import Arm, Known, best, scratch
 from ..sizes import Sizes
 from ..spec import Spec
-from .new_units import BASE_RATE, SHARE, TIMES, untuned
+from .new_units import SHARE, TIMES, untuned
 
-READERS = ("copied readers", f"copied readers{BASE_RATE}")
-"""Half of the rate of what grows, each time, or all of it: the tuning seed chooses."""
+READERS = "copied readers"
+RATES = ((0.5, 0.5), (1.0, 1.0), (1.0, 0.5))
+"""What the first and the second growth multiply the rate by; the tuning seed chooses."""
 THIRD = 1 / 3
 """Of its own steps, after which the middle one grows: they begin after a quarter of its FLOPs, and a half are spent then."""
 
@@ -38,20 +39,20 @@ def grown(known: Known, sizes: Sizes, share: float) -> list[Arm]:
     first = independent(known, sizes)[0]
     if first.chosen is None:
         return [first, first]
-    ways = [_grown(sizes, first.chosen, share, name) for name in READERS]
+    ways = [_grown(sizes, first.chosen, share, *rates) for rates in RATES]
     large = best(known, [large for _, large in ways])
     middles = tuple(middle for middle, _ in ways)
     chosen = None if large.chosen is None else large.chosen.start
     return [first.then(Arm(middles, chosen)), first.then(large)]
 
 
-def _grown(sizes: Sizes, small: Spec, share: float, name: str) -> tuple[Spec, Spec]:
+def _grown(sizes: Sizes, small: Spec, share: float, first: float, second: float) -> tuple[Spec, Spec]:
     units = share * TIMES * sizes.family.units
     at = SHARE * units / sizes.family.units
     wide = replace(small, width=TIMES * small.width, budget=sizes.flops(units), start=small, at=at)
-    middle = untuned(wide, name)
+    middle = untuned(wide, READERS, first)
     wider = replace(middle, width=TIMES * middle.width, budget=TIMES * middle.budget, start=middle, at=THIRD)
-    return middle, untuned(wider, name)
+    return middle, untuned(wider, READERS, second)
 
 
 def saved(share: float) -> float:

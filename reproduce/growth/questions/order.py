@@ -11,6 +11,9 @@ Core hours at one thread, for the MLP with 2 ms a step at widths 32 and 64, 4 ms
     u  new units in the place of copies               0.4, and 0.2 for others and widths beside them
     b  4 times their budget                           0.2, 0.5, 0.3, 0.9
 
+    f  three models from one plateau                  0.5
+    l  the Llama of a million parameters              4
+
 Text takes 0.9 in all (d 0.35, b 0.5, a and c 0.05), and images 0.2.
 """
 
@@ -22,9 +25,9 @@ from itertools import chain
 from ..choose import Known
 from ..sizes import Finished, Sizes
 from ..spec import Spec
-from . import after, exactness, midrun, new_units, states, sunk, unseen, widths
+from . import after, exactness, family, large, midrun, new_units, states, sunk, unseen, widths
 
-STAGES = ("a", "b", "c", "d", "r", "s", "u", "w")
+STAGES = ("a", "b", "c", "d", "f", "l", "r", "s", "u", "w")
 
 
 def _early(sizes: Sizes) -> tuple[float, ...]:
@@ -48,6 +51,8 @@ PARTS: Mapping[str, Callable[[Known, Sizes], Iterator[Spec]]] = {
     ),
     "c": exactness.specs,
     "d": unseen.specs,
+    "f": family.specs,
+    "l": large.specs,
     "r": after.specs,
     "s": states.specs,
     "u": new_units.specs,

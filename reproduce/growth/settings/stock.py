@@ -82,9 +82,10 @@ def setting(
     spec: Spec,
     tokens: Callable[[], Tokens] = lambda: subwords(WORDS),
     measured: int = MEASURED,
+    **sizes: int,
 ) -> Setting:
     """The models of a spec's depth and experts at any width, on text. The base's width is the reference."""
-    made = task(tokens, measured=measured)
+    made = task(tokens, measured=measured, **sizes)
     layers, experts, top_k = spec.layers, spec.experts, spec.top_k
 
     def as_dense(width: int) -> nn.Module:

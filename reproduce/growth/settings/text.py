@@ -22,6 +22,8 @@ WATCHED, MEASURED = 4, 16
 """Batches that a point of a curve and the end of a run are measured on."""
 HELD = 64
 """Windows of each of them."""
+LONGEST = 128
+"""Tokens of the longest window that a Llama is built for."""
 CONSTANTS = {"betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
 
 Tokens = tuple[Tensor, Tensor]
@@ -38,7 +40,7 @@ def fields(width: int, layers: int = LAYERS) -> dict[str, Any]:
         "head_dim": HEAD,
         "num_attention_heads": width // HEAD,
         "num_key_value_heads": width // HEAD,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": LONGEST,
         "tie_word_embeddings": True,
         "initializer_range": 0.05,
         "use_cache": False,
@@ -82,6 +84,8 @@ def task(
     measured: int = MEASURED,
     build: Callable[[int], nn.Module] = llama,
     held_rows: int = HELD,
+    rows: int = ROWS,
+    context: int = CONTEXT,
 ) -> Setting:
     """The setting."""
 
@@ -90,11 +94,14 @@ def task(
         return F.cross_entropy(logits.flatten(0, -2), windows[:, 1:].flatten())
 
     def loss(model: nn.Module, step: int, seed: int) -> Tensor:
-        return loss_of(model, _windows(tokens()[0], ROWS, 1_000_000 * seed + step))
+        return loss_of(model, _windows(tokens()[0], rows, 1_000_000 * seed + step, context))
 
     def mean(model: nn.Module, part: Tensor, count: int, first: int) -> float:
         with torch.no_grad():
-            found = [loss_of(model, _windows(part, held_rows, 900_000_000 + first + i)) for i in range(count)]
+            found = [
+                loss_of(model, _windows(part, held_rows, 900_000_000 + first + i, context))
+                for i in range(count)
+            ]
         return float(torch.stack(found).mean())
 
     def measure(model: nn.Module) -> dict[str, float]:
@@ -112,8 +119,8 @@ def task(
 
     def inputs() -> Any:
         """With a mask, because without one transformers looks at values, which a model has none of while it is counted."""
-        tokens = torch.zeros(ROWS, CONTEXT, dtype=torch.long)
-        return {"input_ids": tokens, "attention_mask": torch.zeros(ROWS, 1, CONTEXT, CONTEXT)}
+        tokens = torch.zeros(rows, context, dtype=torch.long)
+        return {"input_ids": tokens, "attention_mask": torch.zeros(rows, 1, context, context)}
 
     return Setting(
         build.__name__,
@@ -127,7 +134,7 @@ def task(
         shapes_tell=False,
         watch=watch,
         inputs=inputs,
-        batch=ROWS * CONTEXT,
+        batch=rows * context,
     )
 
 
@@ -145,7 +152,7 @@ def made_up(count: int = 60_000) -> Tokens:
     return tokens[: 4 * count // 5], tokens[4 * count // 5 :]
 
 
-def _windows(tokens: Tensor, rows: int, seed: int) -> Tensor:
+def _windows(tokens: Tensor, rows: int, seed: int, context: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    starts = torch.randint(len(tokens) - CONTEXT - 1, (rows,), generator=generator)
-    return tokens[starts[:, None] + torch.arange(CONTEXT + 1)]
+    starts = torch.randint(len(tokens) - context - 1, (rows,), generator=generator)
+    return tokens[starts[:, None] + torch.arange(context + 1)]
