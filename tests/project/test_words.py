@@ -10,17 +10,17 @@ import mupscale as mu
 from mupscale.trainers import huggingface, lightning
 
 WORDS = [
-    "a", "b", "profile", "make", "start", "config", "multipliers", "proxy", "settings", "folders",
+    "a", "b", "profile", "make", "start", "config", "multipliers", "proxy", "settings",
     "engine", "base", "wide", "model", "run", "schedule", "optimizers", "schedulers", "scheduler",
-    "optimizer", "state", "out", "parameters", "params", "spent", "budget", "to", "losses", "decayed",
-    "batch", "context", "no_decay", "step", "batches", "loss", "example_inputs", "probe", "plan",
-    "experts", "groups", "small", "by", "centred", "order", "noise", "lr", "peak_lr", "empty_state",
-    "step_cost", "rewarm", "recipe", "std", "seed", "since", "optimizer_class", "optimizer_classes",
+    "optimizer", "state", "out", "parameters", "params", "spent", "budget", "to", "like", "decayed",
+    "batch", "context", "no_decay", "step", "tensors", "batches", "loss", "example_inputs", "probe", "plan",
+    "experts", "groups", "by", "centred", "order", "noise", "lr", "peak_lr", "empty_state",
+    "step_cost", "rewarm", "recipe", "std", "seed", "since", "optimizer_class",
     "rule", "ema", "max_norm", "max_value", "p", "widths", "before", "steps", "seeds", "dtype",
     "with_state", "batch_file", "threads", "dry_run", "on", "tolerance", "earlier", "provenance",
-    "architecture", "export", "stored", "declared", "storage", "study", "folder", "every", "beat",
+    "architecture", "export", "stored", "declared", "folder", "every", "beat",
     "init", "device", "group", "prefix", "names", "keep_initial_lr", "prove", "rules", "constants",
-    "key", "rows", "keys", "version",
+    "keys",
 ]  # fmt: skip
 """Each has one meaning, which docstrings say; a new one is added where none of these fits."""
 NAMESPACES = (mu, mu.budgets, mu.diagnostics, mu.errors, mu.plans, mu.rules, mu.studies, mu.trainers)

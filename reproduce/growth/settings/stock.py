@@ -82,7 +82,7 @@ def setting(
     spec: Spec,
     tokens: Callable[[], Tokens] = lambda: subwords(WORDS),
     measured: int = MEASURED,
-    **sizes: int,
+    **sizes: Any,
 ) -> Setting:
     """The models of a spec's depth and experts at any width, on text. The base's width is the reference."""
     made = task(tokens, measured=measured, **sizes)
