@@ -122,7 +122,7 @@ class Book:
         for share in sizes.family_shares:
             for size, made in zip(("middle", "large"), family.grown(known, sizes, share), strict=True):
                 arms[f"f: the {size} model of a family, {share:g} × the FLOPs"] = made
-        for extra in large.EXTRAS:
+        for extra in sizes.cited_extras:
             arms |= {f"l: {extra:g} ×: {name}": large.arm(known, sizes, name, extra) for name in large.FIRST}
         for line, made in arms.items():
             if line[0] in sizes.cited_paired and self.paired(made) is None:

@@ -406,7 +406,6 @@ COMMANDS = LIGHT | {
     f"cost nowhere {COST} --batch 2 --context 8": "config.not_readable",
     "cost base --budget 9 --wide-params 9": "option.not_given",
     "cost --params 8 --spent 0 --budget 9 --wide-params 8": "advice.not_wider_than_base",
-    "cost --params 8 --spent 0 --budget 9 --wide-params 9 --losses sound.py": "json.not_json",
     "cost nowhere --budget 9 --wide-params 9": "directory.does_not_exist",
     f"tune nowhere.py {TUNE}": "proxy.no_such_file",
     f"tune broken.py {TUNE}": "proxy.file_failed",

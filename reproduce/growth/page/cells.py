@@ -22,7 +22,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def mean_cell(seen: Seen | None) -> str:
-    return "" if seen is None else f"{seen.mean:.4f} ({seen.spread:.4f})"
+    if seen is None:
+        return ""
+    return f"{seen.mean:.4f} ({f'{seen.spread:.4f}' if len(seen.values) > 1 else 'one seed'})"
 
 
 def gain_cell(found: tuple[float, bool] | None, nats: bool) -> str:

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from ..book import Book, Seen, mid_run_contest
 from ..clock import DECAY, WARM_UP
-from ..questions import after, family, unseen, widths
+from ..questions import after, family, large, unseen, widths
 from ..questions.noise_rule import RULES, regrets
 from . import new_units, repairs, sizes
 from .directions import against_peers, deep, gains, mixture_ends, over_stack, results
@@ -50,6 +50,7 @@ def quotes(stored: Stored) -> Iterator[Quote]:
     for words in (*_protocol(), *_finished(stored), *_mid_run(stored), *_state(stored), *_rules(stored)):
         yield "frontier.md", words
     yield from _stock(stored)
+    yield from _large(stored)
 
 
 def percent(share: float) -> str:
@@ -102,6 +103,29 @@ def _kept(mlp: Book, text: Book) -> Iterator[str]:
     yield f"costs up to {percent(most - 1)} on the MLP"
     gained = [-v for (_, e), values in new_units.kept_over_empty(text).items() if e < 1 for v in values]
     yield f"it gains {min(gained):.3f} to {max(gained):.3f} nats with a quarter"
+
+
+def _large(stored: Stored) -> Iterator[Quote]:
+    """The Llama of a million parameters."""
+    book = stored.book("large")
+    assert book is not None
+    ends = {name: one.mean for name, one in sizes.ends(book, 1.0).items()}
+    ours, asleep = ends[large.DEFAULT], ends["twice the layers, asleep and woken"]
+    stack, on, copies = ends["G_stack"], ends["goes on"], ends["copies, tuned noise"]
+    yield (
+        "frontier.md",
+        f"G_stack ends at {stack:.3f} nats, our blocks that are asleep and woken at {asleep:.3f}, going on at {on:.3f}, new units "
+        f"at {ours:.3f} and copies with tuned noise at {copies:.3f}",
+    )
+    yield (
+        "frontier.md",
+        f"new units end {ours - stack:.3f} nats above G_stack and {ours - on:.3f} above going on",
+    )
+    yield (
+        "../README.md",
+        f"twice the layers end at {stack:.3f} by G_stack and at {asleep:.3f} asleep and woken, training on at {on:.3f}, and twice the "
+        f"width at {ours:.3f}",
+    )
 
 
 def _mid_run(stored: Stored) -> Iterator[str]:

@@ -74,7 +74,7 @@ def widths_table(book: Book, ways: Sequence[Way]) -> str:
         if whole is not None:
             return cell(whole)
         one = book.on_tuning_seed(made)
-        return "not run" if one is None else f"{one.mean:.4f} (one seed)"
+        return "not run" if one is None else mean_cell(one)
 
     rows = [[name, *(told(way, name) for way in ways)] for name in _names(ways)]
     for name in dict.fromkeys(name for way in ways for name in widths.grown(way)):
