@@ -285,8 +285,8 @@ def _points(results: Path, kind: Kind) -> list[_Point]:
     tried: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = {}
     keys: dict[str, Mapping[str, Any]] = {}
     for key, result in _lines(results, kind):
-        setting = json.dumps(_without(key, ("seed",)), sort_keys=True)
-        point = json.dumps(_without(key, ("seed", "lr", "noise")), sort_keys=True)
+        setting = json.dumps(_without(key, ("seed",), ("seed",)), sort_keys=True)
+        point = json.dumps(_without(key, ("seed", "lr", "noise"), ("seed", "lr")), sort_keys=True)
         keys[setting] = key
         tried.setdefault(point, {}).setdefault(setting, {}).setdefault(key["seed"], result)
     return [point for settings in tried.values() for point in _best(settings, keys)]
@@ -310,9 +310,9 @@ def _lines(results: Path, kind: Kind) -> Iterator[tuple[dict[str, Any], Mapping[
                 yield key, told["result"]
 
 
-def _without(key: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _without(key: Mapping[str, Any], names: Iterable[str], of_start: Iterable[str]) -> dict[str, Any]:
     kept = {name: value for name, value in key.items() if name not in names}
-    return {**kept, "start": _without(key["start"], ("seed", "lr"))} if "start" in key else kept
+    return {**kept, "start": _without(key["start"], of_start, of_start)} if "start" in key else kept
 
 
 def _best(

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 import mupscale as mu
 from harness import frontier_advice as benchmark
+from harness import frontier_store
 from harness.frontier_store import cases, fitted, off, on_the_way, parameters
 from harness.refusals import refusal, refused
 from mupscale.budgets import advice
@@ -217,13 +218,56 @@ def directory(tmp_path: Path):
 
 def test_a_directory_tells_parameters_flops_and_whether_it_is_finished(directory):
     found = read_spent(directory(total_flos=5e12, num_input_tokens_seen=7, global_step=10, max_steps=10))
-    assert (found.params, found.flops, found.finished, found.source) == (1240, 5e12, True, "total_flos")
+    assert (found.params, found.flops, found.source) == (1240, 6 * 1240 * 7, "num_input_tokens_seen")
+    found = read_spent(directory(total_flos=5e12, global_step=10, max_steps=10))
+    assert (found.flops, found.finished, found.source) == (5e12, True, "total_flos")
     found = read_spent(directory(total_flos=0, num_input_tokens_seen=100, global_step=9, max_steps=10))
     assert (found.flops, found.finished) == (6 * 1240 * 100, False)
     found = read_spent(directory())
     assert (found.flops, found.finished) == (None, None)
     with refused("trainer.state_not_a_number", where=["trainer_state.json", "total_flos"]):
         read_spent(directory(total_flos=-1))
+
+
+def test_flops_of_a_trainer_count_embeddings_too(directory, tmp_path):
+    """Its own counter leaves them out, and the measured runs do not."""
+    path = directory(total_flos=6.0 * 40 * 100)
+    tensors = {"model.embed_tokens.weight": torch.zeros(30, 40), "b": torch.zeros(40)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert read_spent(path).flops == pytest.approx(6 * 1240 * 100)
+
+
+def test_steps_need_the_tokens_of_a_sequence(capsys):
+    asked = [
+        "cost",
+        "--budget",
+        "1e12",
+        "--like",
+        "llama",
+        "--params",
+        "59552",
+        "--spent",
+        "1e12",
+        "--wide-params",
+        "172352",
+    ]
+    for option in (["--batch", "8"], ["--context", "64"]):
+        assert main([*asked, *option]) == 2
+        assert "option.not_given" in capsys.readouterr().err
+    assert main([*asked, "--batch", "8", "--context", "64"]) == 0
+
+
+def test_runs_from_bases_of_different_rates_are_different_settings(tmp_path):
+    """The control is the choice: the lowest loss of the tuning seed, with the peak of its own key."""
+
+    def line(start_lr: float, held: float) -> str:
+        start = {"width": 32, "budget": 100, "lr": start_lr, "seed": 0}
+        key = {"width": 64, "budget": 100, "lr": 0.5, "seed": 0, "start": start, "at": 0.25, "noise": 0.1}
+        return json.dumps({"key": key, "result": {"choose": held, "held": held, "flops": 1, "samples": 1}})
+
+    (tmp_path / "frontier.jsonl").write_text(line(0.25, 0.4) + "\n" + line(0.5, 0.3) + "\n")
+    [point] = frontier_store._points(tmp_path, frontier_store.KINDS["mlp"])
+    assert (point.loss, point.key["start"]["lr"]) == (0.3, 0.5)
 
 
 def test_the_command_reads_the_directory(directory, capsys, known):

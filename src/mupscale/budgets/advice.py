@@ -58,7 +58,7 @@ def advise(
     ('not measured', [('stay', 32.5, 7691), ('grow', 8.1, 3845), ('scratch', 8.1, 3845)])
     """
     law = stored()
-    wider = tuple(to) if isinstance(to, Sequence) else (to,)
+    wider = tuple(to) if isinstance(to, Sequence) and not isinstance(to, str) else (to,)
     _check(params, spent, budget, wider, like, law, batch, context)
     known = None if like is None else law.kinds[like]
     tokens = None if batch is None else batch * context
@@ -216,7 +216,7 @@ def _check(
         faults.append(
             Fault("advice.no_wider_size", "to", "no size", "pass the number of parameters of the wider model")
         )
-    if like is not None and like not in law.kinds:
+    if like is not None and (not isinstance(like, str) or like not in law.kinds):
         remedy = f"write one of {', '.join(sorted(law.kinds))}, or leave it out"
         faults.append(Fault("advice.unknown_kind", "like", f"nothing was measured on {like!r}", remedy))
     faults += [] if batch is None else wrong_whole("batch", batch, least=1)

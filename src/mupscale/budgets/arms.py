@@ -15,7 +15,8 @@ Sureness = Literal["sure", "leaning", "open", "not measured"]
 BYTES = 16
 """Of a parameter in float32 with AdamW: the weight, its gradient and two moments."""
 WRITE: Mapping[str, str] = {
-    "new units": "mu.upscale(run, make_wide), or mupscale upscale ./base ./wide -k 2",
+    "new units": "mu.upscale(run, make_wide), then mu.rewarm_(wide, mu.GrowthSchedule(steps), empty_state=True); or mupscale "
+    "upscale ./base ./wide -k 2",
     "copies": 'mu.upscale(run, make_wide, by="copies"), or mupscale upscale ./base ./wide -k 2 --by copies',
     "more layers": "mupscale upscale ./base ./deep --layers N, with twice the layers",
     "experts": "mupscale upscale ./base ./wide --experts 8 --top-k 2 --expert-ffn N, half of the dense width",

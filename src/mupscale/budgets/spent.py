@@ -18,6 +18,8 @@ from .law import FLOPS_PER_PARAMETER
 STATE = "trainer_state.json"
 LIKE = {"llama": "llama"}
 """Kinds of measured models, by model_type."""
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "wpe.weight", "word_embeddings.weight", "embed_in.weight")
+"""Ends of names of the tensors that the Trainer does not count."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,13 @@ class Spent:
 def read_spent(path: Path) -> Spent:
     """Read a Hugging Face directory, such as a checkpoint of a Trainer.
 
-    `total_flos` is what the Trainer counted. Where it is 0, 6 FLOPs per parameter and token of
-    `num_input_tokens_seen` are taken.
+    FLOPs are 6 for each parameter and token, as in the measured runs. Where `num_input_tokens_seen` is 0, they come from
+    `total_flos`, in which the Trainer leaves out embeddings: it is scaled to all parameters, tied or not.
     """
     directory = read_directory(path)
-    params = sum(prod(place.shape) for place in directory.tensors.values())
+    sizes = {name: prod(place.shape) for name, place in directory.tensors.items()}
+    params = sum(sizes.values())
+    counted = params - sum(size for name, size in sizes.items() if name.endswith(EMBEDDINGS))
     like = LIKE.get(str(directory.config.get("model_type")))
     if STATE not in directory.trainer:
         return Spent(params, None, None, "", like)
@@ -54,10 +58,10 @@ def read_spent(path: Path) -> Spent:
     flops, tokens = _number(state, "total_flos"), _number(state, "num_input_tokens_seen")
     step, last = _number(state, "global_step"), _number(state, "max_steps")
     finished = step >= last if step and last else None
-    if flops:
-        return Spent(params, flops, finished, "total_flos", like)
     if tokens:
         return Spent(params, FLOPS_PER_PARAMETER * params * tokens, finished, "num_input_tokens_seen", like)
+    if flops and counted:
+        return Spent(params, flops * params / counted, finished, "total_flos", like)
     return Spent(params, None, finished, "", like)
 
 

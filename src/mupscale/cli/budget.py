@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 
 from ..budgets.advice import advise
@@ -26,7 +27,7 @@ def run(chosen: argparse.Namespace) -> int:
         batch=chosen.batch,
         context=1 if chosen.context is None else chosen.context,
     )
-    chosen.found = {"parameters": params, "spent": spent, "budget": chosen.budget, "advice": vars(advice)}
+    chosen.found = {"parameters": params, "spent": spent, "budget": chosen.budget, "advice": asdict(advice)}
     print(f"{params:,.0f} parameters, {spent:.4g} FLOPs spent{origin}, {chosen.budget:.4g} left\n\n{advice}")
     return 0
 

@@ -94,7 +94,9 @@ def _add_planned(group: Any) -> None:
 
 
 def _add_left(group: Any) -> None:
-    group.add_argument("--budget", type=float, metavar="FLOPS", help="FLOPs that are left")
+    group.add_argument(
+        "--budget", type=float, metavar="FLOPS", help="FLOPs that are left; 6 for each parameter and token"
+    )
     group.add_argument(
         "--wide-params",
         type=float,
@@ -185,6 +187,12 @@ def _below_least(chosen: argparse.Namespace) -> Iterator[Fault]:
 
 
 def _not_given_for_budget(chosen: argparse.Namespace) -> Iterator[Fault]:
+    if chosen.batch is None and chosen.context is not None:
+        yield from _missing({"--batch": chosen.batch}, ", and --context alone says nothing")
+    if chosen.batch is not None and (
+        chosen.like == "llama" or (chosen.model is not None and chosen.like is None)
+    ):
+        yield from _missing({"--context": chosen.context}, ", and a step of --batch sequences depends on it")
     if chosen.model is None:
         yield from _missing({"--params": chosen.params, "--spent": chosen.spent}, ", and no directory is")
         yield from _missing({"--wide-params": chosen.wide_params}, "")
