@@ -311,9 +311,11 @@ def text_methods() -> Drawing:
 
 
 def large_methods() -> Drawing:
-    """The same for the Llama of a million parameters."""
-    found = ends(next(book for book in stored().books if book.name == "large"), 1.0)
-    inks = {large.DEFAULT: NEW, "goes on": ON, large.SCRATCH: SCRATCH[0]}
+    """The same for the larger Llama."""
+    book = stored().book("large")
+    assert book is not None
+    found = ends(book, 1.0)
+    inks = {large.DEFAULT: NEW, large.ASLEEP: NEW, "goes on": ON, large.SCRATCH: SCRATCH[0]}
     rows = sorted(
         ((name, one, inks.get(name, GROWN[0])) for name, one in found.items()), key=lambda row: row[1].mean
     )

@@ -28,6 +28,7 @@ from benchmarks.public_models import table  # noqa: E402
 from docs.refusals import refusals  # noqa: E402
 from harness.evidence import EARLIER, is_of, key_of, mark  # noqa: E402
 from harness.family_configs import EXACT, INEXACT, Case  # noqa: E402
+from harness.frontier_advice import larger  # noqa: E402
 from harness.frontier_advice import table as known_of  # noqa: E402
 from harness.popular import POPULAR, STORED_UNITS  # noqa: E402
 from harness.popular import stored as popular_lines  # noqa: E402
@@ -394,7 +395,14 @@ def exactness() -> str:
 def cost() -> str:
     """The page about costs with what the advice is made of, how often it is right, and how well a probe ranks."""
     row = json.loads(RESULTS.read_text(encoding="utf-8"))["advise"]
-    return filled("cost.md", known=known_of(stored_law()), judged=f"`{row['line']}`", probes=probes())
+    law = stored_law()
+    told = {
+        "known": known_of(law),
+        "larger": larger(HERE.parent / "reproduce" / "results", law),
+        "judged": f"`{row['line']}`",
+        "probes": probes(),
+    }
+    return filled("cost.md", **told)
 
 
 def refused() -> str:

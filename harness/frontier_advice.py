@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import expm1, hypot, sqrt
@@ -13,11 +14,14 @@ from unittest.mock import patch
 from harness.frontier_store import KINDS, Answer, Case, Errors, cases, fitted, off, on_the_way
 from harness.program import Outcome
 from mupscale.budgets import advice
+from mupscale.budgets.advice import DEFAULT_WAY
 from mupscale.budgets.arms import Advice, Arm
-from mupscale.budgets.law import Law, inside
+from mupscale.budgets.law import Law, inside, samples
 
 CLOSE = 0.02
 """Of the lowest loss for MLPs, nats for Llamas."""
+LARGER = 279_104
+"""Parameters of the larger Llama of the bench."""
 LEAST_CASES = 2
 """A way that was measured once has no error."""
 
@@ -178,6 +182,29 @@ def table(law: Law) -> str:
             left = f"{low:,.0f} to {high:,.0f}" if low < high else f"{low:,.0f}"
             told = "a new model" if way.kind == "scratch" else way.name
             lines.append(f"| {like} | {told} | {way.cases} | {left} | {_told(kind.unit, way.within)} |")
+    return "\n".join(lines)
+
+
+def larger(results: Path, law: Law) -> str:
+    """What the law would say of the larger Llama, which is in no fit, beside what was measured, in nats above staying."""
+    known = law.kinds["llama"]
+    ends = {}
+    for line in (results / "frontier_large.jsonl").read_text("utf-8").splitlines():
+        key, result = (json.loads(line)[part] for part in ("key", "result"))
+        if "start" in key and key["budget"] == key["start"]["budget"] and "layers" not in key:
+            ends["" if key["width"] == key["start"]["width"] else key.get("method", "copies")] = (
+                key,
+                result["held"],
+            )
+    lines = ["| way | expected | measured |", "|---|---|---|"]
+    for way in known.ways:
+        method = {DEFAULT_WAY: "copied_readers", "copies": "copies"}.get(way.name)
+        if method in ends and "" in ends:
+            key, held = ends[method]
+            left = samples(LARGER, key["budget"]) / LARGER
+            lines.append(
+                f"| {way.name} | {law.difference(way, left, 0.5):+.3f} | {held - ends[''][1]:+.3f} |"
+            )
     return "\n".join(lines)
 
 

@@ -202,15 +202,6 @@ def mid_run_contest(book: Book, units: int) -> tuple[float, bool] | None:
     return contest(sides[True], sides[False], book.nats)
 
 
-def cited_contest(book: Book, extra: float) -> tuple[float, bool] | None:
-    """The smallest gain of growing among the cited bases, and whether all are beyond the spread."""
-    found = [sunk_contest(book, base, extra) for base in book.sizes.cited_bases]
-    told = [each for each in found if each is not None]
-    if not told or len(told) < len(found):
-        return None
-    return min(gain for gain, _ in told), all(beyond for _, beyond in told)
-
-
 def regret(book: Book) -> float | None:
     """What the recipe without a sweep loses to the tuned point: in nats, or as a share of the loss."""
     recipe, tuned = (book.unseen(name) for name in unseen.NAMES)
@@ -232,15 +223,3 @@ def new_units_regret(book: Book, name: str) -> tuple[Seen, Seen, float] | None:
         return None
     best = min(points, key=lambda point: point.mean)
     return ours, best, ours.mean - best.mean if book.nats else ours.mean / best.mean - 1
-
-
-def carried_over_others(book: Book, figure: str) -> float | None:
-    """The loss with noise and carried state over that of the best other state of the same wide model with noise."""
-    arms = {
-        name: book.exactness(name, figure) for name in exactness.names(book.sizes) if name.endswith(", noise")
-    }
-    seen = {name: arm for name, arm in arms.items() if arm is not None}
-    if not {name for name in exactness.cited(book.sizes) if name in arms} <= seen.keys():
-        return None
-    others = [arm.mean for name, arm in seen.items() if not name.startswith("carried")]
-    return seen["carried, noise"].mean / min(others)

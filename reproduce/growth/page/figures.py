@@ -117,14 +117,6 @@ def figures(stored: Stored) -> dict[str, str]:
     }
 
 
-def mean_gain(stored: Stored, extra: float) -> float | None:
-    """The mean over the finished bases of the MLP."""
-    mlp = stored.books[0]
-    gains = [over_the_best(stored, mlp, base, extra) for base in mlp.sizes.cited_bases]
-    known = [gain[0] for gain in gains if gain is not None]
-    return fmean(known) if known else None
-
-
 def _most(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None

@@ -55,9 +55,13 @@ TABLES: Mapping[str, Callable[[Stored], str]] = {
     "base_text": _base("text", 0),
     "ranks": lambda stored: new_units.ranks_table(stored.books),
     "large": _of("large", large_table),
-    "right_width": _of("mlp", lambda book: repairs.widths_table(book, repairs.ways_from(book, last=True))),
+    "right_width": _of(
+        "mlp",
+        lambda book: repairs.widths_table(book, repairs.ways_to_the_right_width(book, from_narrow=True)),
+    ),
     "right_width_first": _of(
-        "mlp", lambda book: repairs.widths_table(book, repairs.ways_from(book, last=False))
+        "mlp",
+        lambda book: repairs.widths_table(book, repairs.ways_to_the_right_width(book, from_narrow=False)),
     ),
     "right_width_text": _text_widths,
     "to_256": _of("mlp", tables.mid_run_table),

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
-from ..book import Book, Seen, new_units_contest, new_units_mid_run_contest, seen
+from ..book import Book, Seen, new_units_contest, seen
 from ..choose import Arm
-from ..questions.new_units import KEPT, METHODS, PEERS, TIMES, arm, mid_run_names, names
+from ..questions.new_units import KEPT, METHODS, PEERS, TIMES, arm, names
 from ..sizes import Finished
 from ..spec import Spec
 from ..train import POINTS
@@ -65,16 +65,6 @@ def _share(share: float | None) -> str:
     if share is None:
         return ""
     return "the first twentieth" if share == 0 else "never" if share == 1 else f"{share:.0%} of these FLOPs"
-
-
-def mid_run_rows(book: Book, cell: Cell, gain: Gain) -> Iterator[list[str]]:
-    """Rows of growth to twice the width after a quarter of a budget for everything, beside widths throughout."""
-    budgets = book.sizes.cited_mid_run
-    for name in mid_run_names(book.sizes):
-        yield [name, *(cell(book.new_units_mid_run(name, units)) for units in budgets)]
-    for name in METHODS:
-        gains = [new_units_mid_run_contest(book, name, units) for units in budgets]
-        yield [f"the best width {_over(book)} {name}", *(gain(each, book.nats) for each in gains)]
 
 
 def ranks(book: Book) -> dict[str, float] | None:

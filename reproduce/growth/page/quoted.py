@@ -15,6 +15,7 @@ from ..book import Book, Seen, mid_run_contest
 from ..clock import DECAY, WARM_UP
 from ..questions import after, family, large, unseen, widths
 from ..questions.noise_rule import RULES, regrets
+from ..settings.stock import build, raw
 from . import new_units, repairs, sizes
 from .directions import against_peers, deep, gains, mixture_ends, over_stack, results
 from .figures import DEFAULT, over_the_best, text_mid_run, without_sweep
@@ -105,38 +106,47 @@ def _kept(mlp: Book, text: Book) -> Iterator[str]:
     yield f"it gains {min(gained):.3f} to {max(gained):.3f} nats with a quarter"
 
 
+def _parameters(book: Book) -> int:
+    """Of the base of the larger Llama."""
+    model = build(raw(book.sizes.narrow, large.LAYERS))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def _large(stored: Stored) -> Iterator[Quote]:
-    """The Llama of a million parameters."""
+    """The larger Llama."""
     book = stored.book("large")
     assert book is not None
     ends = {name: one.mean for name, one in sizes.ends(book, 1.0).items()}
-    ours, asleep = ends[large.DEFAULT], ends["twice the layers, asleep and woken"]
-    stack, on, copies = ends["G_stack"], ends["goes on"], ends["copies, tuned noise"]
+    ours, asleep = ends[large.DEFAULT], ends[large.ASLEEP]
+    stack, on, copies = ends["G_stack"], ends["goes on"], ends["copies, noise of the small one"]
     yield (
         "frontier.md",
-        f"G_stack ends at {stack:.3f} nats, our blocks that are asleep and woken at {asleep:.3f}, going on at {on:.3f}, new units "
-        f"at {ours:.3f} and copies with tuned noise at {copies:.3f}",
+        f"G_stack ends at {stack:.3f} nats, our new blocks, asleep at first and then woken, at {asleep:.3f}, going on at {on:.3f}, "
+        f"new units at {ours:.3f} and copies with the noise of the small one at {copies:.3f}",
     )
+    own, quarter = book.paired(large.base(book.known, book.sizes)), sizes.ends(book, 0.25)
+    early, before = quarter[large.DEFAULT].mean, _mean(own)
+    stacked = early - quarter["G_stack"].mean
     yield (
         "frontier.md",
-        f"new units end {ours - stack:.3f} nats above G_stack and {ours - on:.3f} above going on",
+        f"new units end at {early:.3f}, {early - before:.3f} above the base itself and {stacked:.3f} above G_stack",
     )
-    yield (
-        "../README.md",
-        f"twice the layers end at {stack:.3f} by G_stack and at {asleep:.3f} asleep and woken, training on at {on:.3f}, and twice the "
-        f"width at {ours:.3f}",
-    )
+    page = "../README.md"
+    yield page, f"new units end at {ours:.3f}, training on at {on:.3f}"
+    yield page, f"{stack:.3f} by G_stack, {asleep:.3f} by new blocks of this library"
+    for each in ("README.md", "docs/frontier.md"):
+        yield f"../{each}", f"{_parameters(book):,} parameters"
 
 
 def _mid_run(stored: Stored) -> Iterator[str]:
     mlp, text = stored.books[0], stored.books[1]
-    ways = repairs.ways_from(mlp, last=True)
+    ways = repairs.ways_to_the_right_width(mlp, from_narrow=True)
     ends = [_mean(mlp.paired(widths.arm(mlp.known, mlp.sizes, way, DEFAULT))) for way in ways]
     yield f"copied readers end at {ends[0]:.4f} with {ways[0].units} units and at {ends[1]:.4f} with {ways[1].units}"
     ahead = sorted(fmean(repairs.over_best_width(mlp, way, DEFAULT) or ()) for way in ways)
     below = [percent(1 - 1 / gain) for gain in ahead]
     yield f"it ends {below[0]} to {below[-1]} below the best width throughout on the MLP"
-    [first] = repairs.ways_from(mlp, last=False)
+    [first] = repairs.ways_to_the_right_width(mlp, from_narrow=False)
     yield f"from 32 to 64 {percent(1 / fmean(repairs.over_best_width(mlp, first, DEFAULT) or ()) - 1)} above it"
     names = (f"{2 * first.narrow} throughout", DEFAULT, f"{DEFAULT}, the base's rate")
     ends = [_mean(mlp.paired(widths.arm(mlp.known, mlp.sizes, first, name))) for name in names]
@@ -177,6 +187,11 @@ def _state(stored: Stored) -> Iterator[str]:
     yield f"carried state ends at {quiet:.4f} and with noise at {noisy:.4f}"
     yield f"the end is {alone:.4f} without a jump"
     text = stored.books[1]
+    states = ("carried", "fresh", "asymmetric")
+    silent = [repairs.state_ends(text, f"{state}, no noise").get(0, 0.0) for state in states]
+    yield "without noise carried state ends at {:.3f}, a fresh one at {:.3f}, and that of one copy only at {:.3f}".format(
+        *silent
+    )
     carried, fresh = (repairs.state_ends(text, f"{state}, noise") for state in ("carried", "fresh"))
     apart = [f"{carried[seed] - fresh[seed]:.3f}" for seed in sorted(carried.keys() & fresh.keys())]
     yield f"carried state ends {', '.join(apart[:-1])} and {apart[-1]} nats above an empty one"

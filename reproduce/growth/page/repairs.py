@@ -58,9 +58,9 @@ def over_best_width(book: Book, way: Way, name: str) -> list[float] | None:
     return None if best is None or ours is None else ratios(book, ours, best[1])
 
 
-def ways_from(book: Book, *, last: bool) -> list[Way]:
+def ways_to_the_right_width(book: Book, *, from_narrow: bool) -> list[Way]:
     """The ways to the right width that begin at the width which grows in mid-run, or all others."""
-    return [way for way in book.sizes.ways if (way.narrow == book.sizes.narrow) is last]
+    return [way for way in book.sizes.ways if (way.narrow == book.sizes.narrow) is from_narrow]
 
 
 def widths_table(book: Book, ways: Sequence[Way]) -> str:

@@ -1,4 +1,4 @@
-"""Tables of the Llama of a million parameters, and of three models that are grown from one plateau."""
+"""Tables of the larger Llama, and of three models that are grown from one plateau."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..questions.new_units import TIMES
 from .cells import by_seed, mean_cell, peak, table
 from .repairs import ratios
 
-PUBLISHED = ("goes on", large.SCRATCH, "copies, tuned noise", "G_stack", "HyperCloning")
+PUBLISHED = ("goes on", large.SCRATCH, "copies, noise of the small one", "G_stack", "HyperCloning")
 """What the default is compared with: going on, a new model, the paper's copies, and methods of others."""
 
 

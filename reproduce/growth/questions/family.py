@@ -8,7 +8,7 @@ the first step, and the parts that they share are paid once:
     middle  8 units, of which 2 are the small one's
     large  16 units, of which 4 are the middle one's: 2 of them the small one's
 
-That is 4 + 6 + 12 = 22 units, against 28 for three runs. With a share of 0.9 the two grown ones get 7.2 and 14.4 units.
+That is 4 + 6 + 12 = 22 units, against 28 for three runs. With a share of 1.1 the two grown ones get 8.8 and 17.6 units.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stage l: a Llama of a million parameters, grown from a finished one of half its width, at the rates of the small Llama.
+"""Stage l: a larger Llama, 279,104 parameters that become 984,192, at the rates of the small one.
 
 The base's peak is chosen on runs of an eighth of its length. Every other peak and noise is what the Llama of width 32 chose,
 as a share of the base's; new units take half of it, as always. Where both neighbours of a peak are stored on the tuning seed,
@@ -32,18 +32,19 @@ class Carried:
     method: str = "ours"
 
 
+ASLEEP = "twice the layers, asleep and woken"
 ARMS: Mapping[str, Carried] = {
     "goes on": Carried((0.25, 0.125)),
-    "copies, tuned noise": Carried((1.0, 0.5), noises=(0.2, 0.1), width=TIMES),
+    "copies, noise of the small one": Carried((1.0, 0.5), noises=(0.2, 0.1), width=TIMES),
     "G_stack": Carried((0.25, 0.25), layers=2, method="stack"),
-    "twice the layers, asleep and woken": Carried((0.25, 0.25), layers=2, method="copied_readers"),
+    ASLEEP: Carried((0.25, 0.25), layers=2, method="copied_readers"),
     "HyperCloning": Carried((1.0, 1.0), width=TIMES, method="tiling"),
 }
 """All that start from the base, but for new units of a width."""
 DEFAULT = "copied readers"
 SCRATCH = "a new model of that width"
-FIRST = (DEFAULT, "G_stack", "goes on", "copies, tuned noise", SCRATCH)
-NAMES = (*FIRST, "HyperCloning", "twice the layers, asleep and woken")
+FIRST = (DEFAULT, "G_stack", "goes on", "copies, noise of the small one", SCRATCH)
+NAMES = (*FIRST, "HyperCloning", ASLEEP)
 
 
 def base(known: Known, sizes: Sizes) -> Arm:

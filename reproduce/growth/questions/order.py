@@ -12,7 +12,7 @@ Core hours at one thread, for the MLP with 2 ms a step at widths 32 and 64, 4 ms
     b  4 times their budget                           0.2, 0.5, 0.3, 0.9
 
     f  three models from one plateau                  0.5
-    l  the Llama of a million parameters              4
+    l  the larger Llama                               4
 
 Text takes 0.9 in all (d 0.35, b 0.5, a and c 0.05), and images 0.2.
 """

@@ -103,22 +103,38 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
     return round(float(np.asarray(np.corrcoef(ranks))[0, 1]), 6)
 
 
-def figures(trainers: Mapping[str, Trainer]) -> dict[tuple[str, bool], list[float]]:
-    found: dict[tuple[str, bool], list[float]] = {}
+def figures(trainers: Mapping[str, Trainer]) -> dict[tuple[str, bool, bool], list[float]]:
+    """By what was seen early, whether over all ways to go on, and whether over cases that have a probe alone."""
+    found: dict[tuple[str, bool, bool], list[float]] = {}
     for study, made in trainers.items():
         for case in cases(study, made.known):
-            for look, every, value in correlations(case, made.known):
-                found.setdefault((look, every), []).append(value)
+            seen = list(correlations(case, made.known))
+            probed = any(look == PROBED for look, _, _ in seen)
+            for look, every, value in seen:
+                for alone in (False, True) if probed else (False,):
+                    found.setdefault((look, every, alone), []).append(value)
     return found
 
 
-def table(found: Mapping[tuple[str, bool], Sequence[float]]) -> str:
-    """The rank correlations as Markdown: over all ways to go on, and over those that grow."""
-    lines = ["| seen early | all ways to go on | ways of growing | cases and seeds |", "|---|---|---|---|"]
+def table(found: Mapping[tuple[str, bool, bool], Sequence[float]]) -> str:
+    """The rank correlations as Markdown: over all ways to go on and over those that grow, in all cases and where probed."""
+    cases = {
+        alone: max(len(seen) for key, seen in found.items() if key[2] is alone) for alone in (False, True)
+    }
+    heads = [
+        f"{ways}, {count} cases and seeds"
+        for count in cases.values()
+        for ways in ("all ways", "ways of growing")
+    ]
+    lines = [f"| seen early | {' | '.join(heads)} |", "|---|---|---|---|---|"]
     for look in (*LOOKS, PROBED):
-        both = [found.get((look, every), ()) for every in (True, False)]
-        cells = [f"{fmean(seen):.2f} (worst {min(seen):.2f})" if seen else "not_run" for seen in both]
-        lines.append(f"| {look} | {cells[0]} | {cells[1]} | {len(both[0])} |")
+        columns = [found.get((look, every, alone), ()) for alone in (False, True) for every in (True, False)]
+        whole = [
+            seen if len(seen) == count else ()
+            for seen, count in zip(columns, (cases[False],) * 2 + (cases[True],) * 2, strict=True)
+        ]
+        cells = [f"{fmean(seen):.2f} (worst {min(seen):.2f})" if seen else "" for seen in whole]
+        lines.append(f"| {look} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
