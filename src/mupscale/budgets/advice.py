@@ -58,7 +58,7 @@ def advise(
     ('not measured', [('stay', 32.5, 7691), ('grow', 8.1, 3845), ('scratch', 8.1, 3845)])
     """
     law = stored()
-    wider = tuple(to) if isinstance(to, Sequence) and not isinstance(to, str) else (to,)
+    wider = tuple(to) if isinstance(to, Sequence) else (to,)
     _check(params, spent, budget, wider, like, law, batch, context)
     known = None if like is None else law.kinds[like]
     tokens = None if batch is None else batch * context
