@@ -19,6 +19,7 @@ from reproduce.growth.page.stored import Stored, stored
 from reproduce.growth.questions import (
     after,
     exactness,
+    family,
     midrun,
     new_units,
     noise_rule,
@@ -134,6 +135,22 @@ def test_phases_share_the_budget_and_the_clock(tmp_path):
     assert clock.multiplier(again.spent(again.steps)) < 0.01
 
 
+@pytest.mark.parametrize("share", HERE.family_shares)
+def test_a_family_pays_for_a_common_way_once(share):
+    """Control: three ways from their first steps on cost more than what is saved leaves."""
+    made, known = STUDIES["mlp"].trainer(), STUDIES["mlp"].trainer().known
+    small = family.independent(known, HERE)[0].chosen
+    middle, large = (arm.chosen for arm in family.grown(known, HERE, share))
+    assert None not in (small, middle, large)
+    phases = [made.phase(spec) for spec in (small, middle, large)]
+    assert [phase.begins for phase in phases] == pytest.approx([0.0, 0.25, 0.25], abs=1e-4)
+    own = [phase.steps * phase.flops for phase in phases]
+    alone = sum(HERE.flops(HERE.family.units * 2**i) for i in range(3))
+    assert 1 - sum(own) / alone == pytest.approx(family.saved(share), abs=1e-4)
+    whole = sum(own) + sum(phase.begins * phase.budget for phase in phases)
+    assert 1 - whole / alone < family.saved(share) - 0.1
+
+
 @pytest.mark.parametrize(
     ("state", "follows"), [("carried", True), ("wrong_units", False), ("fresh", False), ("asymmetric", False)]
 )
@@ -153,7 +170,7 @@ def test_only_the_carried_state_follows_the_base(tmp_path, state, follows):
 
 
 def test_every_stage_is_listed_and_ends(known):
-    for stage in order.STAGES:
+    for stage in SMOKE.stages:
         listed = list(order.specs(known, SMOKE, stage))
         assert listed
         assert {spec.seed for spec in listed} == {SMOKE.tuning_seed, *SMOKE.seeds}

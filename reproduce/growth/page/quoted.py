@@ -134,8 +134,8 @@ def _large(stored: Stored) -> Iterator[Quote]:
     page = "../README.md"
     yield page, f"new units end at {ours:.3f}, training on at {on:.3f}"
     yield page, f"{stack:.3f} by G_stack, {asleep:.3f} by new blocks of this library"
-    for each in ("README.md", "docs/frontier.md"):
-        yield f"../{each}", f"{_parameters(book):,} parameters"
+    for each in (page, "frontier.md"):
+        yield each, f"{_parameters(book):,} parameters"
 
 
 def _mid_run(stored: Stored) -> Iterator[str]:
