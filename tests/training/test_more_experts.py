@@ -345,6 +345,57 @@ def test_a_bias_of_experts_that_may_be_their_router_is_refused():
     assert torch.equal(shift[::2], shift[1::2])
 
 
+def stacked(experts, *places, router):
+    """A model with stacked experts in some places, each with a matrix beside them, and a router of its own."""
+    model = torch.nn.Module()
+    for place in places:
+        module = held(model, place)
+        module.up = torch.nn.Parameter(torch.randn(experts, 3, 5))
+        module.b1 = torch.nn.Parameter(torch.randn(experts, 3))
+    if router:
+        held(model, router).weight = torch.nn.Parameter(torch.randn(experts, 5))
+    return model
+
+
+def held(model, place):
+    for name in place.split("."):
+        if not hasattr(model, name):
+            model.add_module(name, torch.nn.Module())
+        model = getattr(model, name)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("places", "router"),
+    [
+        (["moe.experts.bank"], "moe.gate"),
+        (["moe.experts.up", "moe.experts.down"], "moe.gate"),
+        (["layers.0.moe.experts.bank", "layers.1.moe.experts.bank"], "layers.0.moe.gate"),
+        (["up", "down"], "gate"),
+        (["experts"], "routing.gate"),
+    ],
+)
+def test_a_router_further_up_makes_a_matrix_beside_the_experts_unclear(places, router):
+    """Control: alone it is the router."""
+    with refused("experts.bias_or_router", where=f"{places[0]}.b1"):
+        more_experts_plan(stacked(4, *places, router=router), stacked(8, *places, router=router), (4, 8))
+    more_experts_plan(stacked(4, *places, router=None), stacked(8, *places, router=None), (4, 8))
+
+
+def test_the_router_of_another_mixture_makes_nothing_unclear():
+    """Control: a router next to the experts does."""
+
+    def model(experts, router):
+        made = stacked(experts, "experts", router=router)
+        held(made, "layers.0.moe.experts").up = torch.nn.Parameter(torch.randn(experts, 3, 5))
+        return made
+
+    plan = more_experts_plan(model(4, "layers.0.moe.gate"), model(8, "layers.0.moe.gate"), (4, 8))
+    assert plan["experts.b1"].chosen == 0
+    with refused("experts.bias_or_router", where="experts.b1"):
+        more_experts_plan(model(4, "gate"), model(8, "gate"), (4, 8))
+
+
 def test_a_model_too_large_for_float64_is_measured_by_verify(monkeypatch):
     monkeypatch.setattr(prove, "FLOAT64_BYTES", 2**10)
     run, make = trained(), lambda: own(8)
