@@ -113,6 +113,18 @@ def test_groups_of_every_carried_optimizer_have_names():
     refusal(lambda: mu.trainers.groups_for(model, run.optimizer.state_dict()), "state.no_names")
 
 
+def test_groups_are_not_read_from_other_places(tmp_path):
+    """Control: what the remedy for a saved state says."""
+    make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))  # noqa: E731
+    base = make(4)
+    wide = mu.grow(mu.Run(base, torch.optim.AdamW(base.parameters())), lambda: make(8))
+    torch.save({"optimizer": wide.optimizer.state_dict()}, saved := tmp_path / "run.pt")
+    for place, remedy in ((saved, "torch.load("), (str(tmp_path), "optimizer_in_units")):
+        error = refusal(lambda place=place: mu.trainers.groups_for(wide.model, place), "state.not_universal")
+        assert remedy in error.faults[0].remedy
+    assert len(mu.trainers.groups_for(wide.model, torch.load(saved)["optimizer"])) > 1
+
+
 class Trainer:
     """An object that holds a run's optimizer and scheduler, as training scripts have it."""
 
