@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness.refusals import refusal
 
 COMMON = """
 import sys, torch
+from functools import partial
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 import mupscale as mu
@@ -120,7 +122,7 @@ def test_groups_are_not_read_from_other_places(tmp_path):
     wide = mu.grow(mu.Run(base, torch.optim.AdamW(base.parameters())), lambda: make(8))
     torch.save({"optimizer": wide.optimizer.state_dict()}, saved := tmp_path / "run.pt")
     for place, remedy in ((saved, "torch.load("), (str(tmp_path), "optimizer_in_units")):
-        error = refusal(lambda place=place: mu.trainers.groups_for(wide.model, place), "state.not_universal")
+        error = refusal(partial(mu.trainers.groups_for, wide.model, place), "state.not_universal")
         assert remedy in error.faults[0].remedy
     assert len(mu.trainers.groups_for(wide.model, torch.load(saved)["optimizer"])) > 1
 

@@ -233,9 +233,11 @@ def _settings_in(place: Location) -> Mapping[str, Any]:
         return universal_settings(place)
     shown = printable(str(place))
     what = f"it has no {UNIVERSAL_LATEST}, expected a universal checkpoint of DeepSpeed"
-    remedy = f'for a grown Hugging Face directory write mu.trainers.optimizer_in_units(model, "{shown}", torch.optim.AdamW, lr=0.1)'
-    if isinstance(place, Path) and place.is_file():
-        remedy = f'pass the state dict in it, as groups_for(model, torch.load("{shown}")["optimizer"])'
+    remedy = (
+        f'pass the state dict in it, as groups_for(model, torch.load("{shown}")["optimizer"])'
+        if isinstance(place, Path) and place.is_file()
+        else f'for a grown Hugging Face directory write mu.trainers.optimizer_in_units(model, "{shown}", torch.optim.AdamW, lr=0.1)'
+    )
     raise MupscaleError("no groups are read here", [Fault("state.not_universal", shown, what, remedy)])
 
 

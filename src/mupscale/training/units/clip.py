@@ -412,7 +412,9 @@ def _over_ranks(part: Tensor, mesh: Any, p: float) -> Tensor:
     return torch.where(values[1] > 0, nan, values[0]) if p == inf else values
 
 
-def _clip_norm(named: Named, plan: Plan, max_norm: float, p: float, scales: Scales | None = None) -> Tensor:
+def _clip_norm(
+    named: Named, plan: Plan, max_norm: float | Tensor, p: float, scales: Scales | None = None
+) -> Tensor:
     total = _norm(named, plan, p, scales)
     if not isinstance(max_norm, Tensor) and max_norm == inf:
         return total  # where the norm overflows, the factor would be inf / inf
