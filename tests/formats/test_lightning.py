@@ -248,6 +248,37 @@ def test_growing_twice_counts_from_the_first_reference(tmp_path):
     assert grown.losses == pytest.approx(on.losses, rel=bench.EQUAL)
 
 
+def test_one_class_stands_for_all_optimizers(tmp_path):
+    """Control: a list that is shorter or longer than the optimizers is refused."""
+    model, files = make(8), [tmp_path / name for name in ("base.ckpt", "one.ckpt", "each.ckpt")]
+    named = list(model.named_parameters())
+    optimizers = [torch.optim.SGD(half, lr=0.1, momentum=0.9) for half in (named[:2], named[2:])]
+    model(X).square().mean().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    for state in states:
+        for group in state["param_groups"]:
+            group["param_names"] = [f"model.{name}" for name in group["param_names"]]
+    torch.save({"state_dict": weights, "optimizer_states": states}, files[0])
+    mu.grow_checkpoint(files[0], files[1], plan=SMALL, optimizer_class="torch.optim.SGD")
+    grow_lightning_checkpoint(files[0], files[2], plan=SMALL, optimizer_classes=["torch.optim.SGD"] * 2)
+    one, each = (torch.load(file, weights_only=True)["optimizer_states"] for file in files[1:])
+    assert len(one) == 2
+    for a, b in zip(one, each, strict=True):
+        assert a["param_groups"] == b["param_groups"]
+        assert all(
+            torch.equal(a["state"][i]["momentum_buffer"], b["state"][i]["momentum_buffer"])
+            for i in a["state"]
+        )
+    for count in (1, 3):
+        with refused("lightning.other_number_of_optimizers", where="optimizer_classes"):
+            grow_lightning_checkpoint(
+                files[0], files[2], plan=SMALL, optimizer_classes=["torch.optim.SGD"] * count
+            )
+
+
 def test_what_is_in_doubt_is_refused(tmp_path):
     base, out = tmp_path / "base.ckpt", tmp_path / "wide.ckpt"
     train(Small(8), stop=2).save_checkpoint(base)

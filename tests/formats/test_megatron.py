@@ -455,3 +455,15 @@ def test_layouts_are_refused_where_heads_change(tmp_path):
     wide.config.kv_channels = 2 * HEAD
     with refused("layout.heads_differ", where="num_query_groups"):
         mu.Declared.megatron(Model(WIDTH), wide)
+
+
+def test_layouts_of_other_tensors_join_those_of_megatron():
+    """Control: without them they are not declared."""
+    models = Model(WIDTH), Model(2 * WIDTH)
+    found = mu.Declared.megatron(*models)
+    more = mu.Declared.megatron(*models, layouts={"output_layer.weight": {1: 2}}, plus_one=["*layernorm*"])
+    assert more.layouts == {**found.layouts, "output_layer.weight": {1: 2}}
+    assert more.plus_one == ["*layernorm*"]
+    assert "output_layer.weight" not in found.layouts
+    with refused("argument.wrong_type", where="layouts"):
+        mu.Declared.megatron(*models, layouts=["output_layer.weight"])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from math import inf, isfinite, nan
 from typing import Any
 
@@ -222,6 +223,20 @@ def test_a_value_without_a_row_is_refused_with_the_values_that_have_one():
         "optimizer.no_row_for_value",
         where=["kind", "'sgd'", "'adamw'"],
     )
+    row = rules[qualified_name(optim.AdamW)]
+    for odd in (["adamw"], (["adamw"],), None):
+        refusal(partial(row.row, {"kind": odd}, 2), "optimizer.no_row_for_value", where="kind")
+    assert row.row({"kind": "adamw"}, 2).hyper, "control"
+
+
+def test_rows_need_a_key_and_one_row_or_more():
+    by_key: Any = mu.rules.OptimizerRule.by_key
+    row = rule_for(optim.AdamW)
+    refusal(lambda: by_key(None, {"adamw": row}), "argument.wrong_type", where="key")
+    refusal(lambda: by_key("kind", [row]), "argument.wrong_type", where="rows")
+    refusal(lambda: by_key("kind", {}), "argument.no_rows", where="rows")
+    refusal(lambda: by_key("kind", {"adamw": row, "sgd": None}), "argument.wrong_type", where="'sgd'")
+    assert by_key("kind", {"adamw": row}).by == "kind", "control"
 
 
 def test_a_setting_that_scales_nothing_is_declared_in_one_line():

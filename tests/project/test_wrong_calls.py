@@ -157,6 +157,14 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
         lambda: mu.infer_plan(BASE, WIDE), "argument.not_a_model"),
     "more experts and a loss": (lambda: mu.infer_plan(BASE, BASE, loss=loss, experts=(4, 8)),
         lambda: mu.infer_plan(BASE, BASE, experts=(4, 8)), "experts.planned_alone"),
+    "more experts as one number": (lambda: mu.infer_plan(BASE, BASE, experts=8),  # type: ignore[arg-type]
+        lambda: mu.infer_plan(BASE, BASE, experts=[4, 8]), "argument.not_two_numbers"),
+    "fewer experts": (lambda: mu.infer_plan(BASE, BASE, experts=(8, 4)),
+        lambda: mu.infer_plan(BASE, BASE, experts=(4, 8)), "argument.not_two_numbers"),
+    "no groups of experts": (lambda: mu.infer_plan(BASE, BASE, experts=(4, 8), groups=0),
+        lambda: mu.infer_plan(BASE, BASE, experts=(4, 8), groups=2), "argument.not_whole"),
+    "groups without experts": (lambda: mu.infer_plan(BASE, WIDE, groups=2),
+        lambda: mu.infer_plan(BASE, WIDE), "argument.groups_without_experts"),
     "roles in a list": (lambda: infer(declared=mu.Declared(roles=["0.weight"])),  # type: ignore[arg-type]
         lambda: infer(declared=mu.Declared(roles={"0.weight": "out"})), "argument.wrong_type"),
     "a layout from the end": (lambda: infer(declared=mu.Declared(layouts={"0.weight": {-1: 2}})),

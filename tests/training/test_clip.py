@@ -418,3 +418,18 @@ def test_the_order_of_torchs_own_function_is_refused():
     run = fresh()
     with refused("argument.wrong_type", where="1.0"):
         mu.trainers.clip_grad_norm_(run.model, 1.0, max_norm=run)  # type: ignore[arg-type]
+
+
+def test_an_infinite_bound_clips_nothing_where_the_norm_overflows():
+    """Control: a finite bound cannot scale by an infinite norm, and sets all gradients to 0."""
+    run, huge = fresh(), 1e200  # its square is above the largest number
+    for bound, left in ((math.inf, huge), (1.0, 0.0)):
+        for parameter in run.model.parameters():
+            parameter.grad = torch.full_like(parameter, huge)
+        norm = mu.trainers.clip_grad_norm_(run.model, run, max_norm=bound)
+        assert norm == math.inf
+        assert all(
+            torch.equal(p.grad, torch.full_like(p, left))
+            for p in run.model.parameters()
+            if p.grad is not None
+        )

@@ -4,7 +4,9 @@ import copy
 import warnings
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -270,14 +272,31 @@ class Scaled(Mixture):
         return super().forward(x) * (1 + self.router.out_features / 1000)
 
 
-def scaled(experts):
+class Sorted(Scaled):
+    """The same with a router that chooses by `sort`, so that nobody sees what it chose."""
+
+    def forward(self, x):
+        with patch.object(torch.Tensor, "topk", sort_top):
+            return super().forward(x)
+
+
+def sort_top(scores, count, dim):
+    return SimpleNamespace(indices=scores.sort(dim, descending=True).indices[..., :count])
+
+
+def seeded(kind, experts):
     torch.manual_seed(experts)
-    return Scaled("renormalised", experts, 2)
+    return kind("renormalised", experts, 2)
 
 
-@pytest.mark.parametrize("far", [1e5, 3.0])
-def test_other_vectors_are_tried_only_where_a_token_lies_between_copies(monkeypatch, far):
-    """A growth that is wrong fails at once. Control: where vectors are short, tokens lie between copies, and all are tried."""
+@pytest.mark.parametrize(
+    ("kind", "far", "tried"), [(Scaled, 1e5, 1), (Scaled, 3.0, DRAWS), (Sorted, 1e5, DRAWS)]
+)
+def test_other_vectors_are_tried_only_where_a_token_may_lie_between_copies(monkeypatch, kind, far, tried):
+    """A growth that is wrong fails at once where every token is seen to keep its experts.
+
+    Controls: where vectors are short, tokens lie between copies, and where nobody sees the choice, they may. All are tried.
+    """
     monkeypatch.setattr(apart, "_FAR", far)
     drawn: list[int] = []
 
@@ -287,13 +306,12 @@ def test_other_vectors_are_tried_only_where_a_token_lies_between_copies(monkeypa
 
     for module in (prove, verify):
         monkeypatch.setattr(module, "far_apart", recording)
-    tried = {0} if far > 1000 else {*range(DRAWS)}
     with refused("proof.run_deviates"):
-        mu.upscale(scaled(4), lambda: scaled(8), plan=PLAN, loss=loss)
-    assert {*drawn} == tried
+        mu.upscale(seeded(kind, 4), lambda: seeded(kind, 8), plan=PLAN, loss=loss)
+    assert {*drawn} == {*range(tried)}
     drawn.clear()
-    assert not mu.verify(scaled(4), lambda: scaled(8), plan=PLAN, loss=loss)
-    assert {*drawn} == tried
+    assert not mu.verify(seeded(kind, 4), lambda: seeded(kind, 8), plan=PLAN, loss=loss)
+    assert {*drawn} == {*range(tried)}
 
 
 class Shifted(Mixture):
@@ -325,6 +343,57 @@ def test_a_bias_of_experts_that_may_be_their_router_is_refused():
     assert wide.provenance["loss"]["kept"] > 0.9
     shift = wide.model.get_parameter("shift_bias")
     assert torch.equal(shift[::2], shift[1::2])
+
+
+def stacked(experts, *places, router):
+    """A model with stacked experts in some places, each with a matrix beside them, and a router of its own."""
+    model = torch.nn.Module()
+    for place in places:
+        module = held(model, place)
+        module.up = torch.nn.Parameter(torch.randn(experts, 3, 5))
+        module.b1 = torch.nn.Parameter(torch.randn(experts, 3))
+    if router:
+        held(model, router).weight = torch.nn.Parameter(torch.randn(experts, 5))
+    return model
+
+
+def held(model, place):
+    for name in place.split("."):
+        if not hasattr(model, name):
+            model.add_module(name, torch.nn.Module())
+        model = getattr(model, name)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("places", "router"),
+    [
+        (["moe.experts.bank"], "moe.gate"),
+        (["moe.experts.up", "moe.experts.down"], "moe.gate"),
+        (["layers.0.moe.experts.bank", "layers.1.moe.experts.bank"], "layers.0.moe.gate"),
+        (["up", "down"], "gate"),
+        (["experts"], "routing.gate"),
+    ],
+)
+def test_a_router_further_up_makes_a_matrix_beside_the_experts_unclear(places, router):
+    """Control: alone it is the router."""
+    with refused("experts.bias_or_router", where=f"{places[0]}.b1"):
+        more_experts_plan(stacked(4, *places, router=router), stacked(8, *places, router=router), (4, 8))
+    more_experts_plan(stacked(4, *places, router=None), stacked(8, *places, router=None), (4, 8))
+
+
+def test_the_router_of_another_mixture_makes_nothing_unclear():
+    """Control: a router next to the experts does."""
+
+    def model(experts, router):
+        made = stacked(experts, "experts", router=router)
+        held(made, "layers.0.moe.experts").up = torch.nn.Parameter(torch.randn(experts, 3, 5))
+        return made
+
+    plan = more_experts_plan(model(4, "layers.0.moe.gate"), model(8, "layers.0.moe.gate"), (4, 8))
+    assert plan["experts.b1"].chosen == 0
+    with refused("experts.bias_or_router", where="experts.b1"):
+        more_experts_plan(model(4, "gate"), model(8, "gate"), (4, 8))
 
 
 def test_a_model_too_large_for_float64_is_measured_by_verify(monkeypatch):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness.refusals import refusal
 
 COMMON = """
 import sys, torch
+from functools import partial
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 import mupscale as mu
@@ -111,6 +113,18 @@ def test_groups_of_every_carried_optimizer_have_names():
         for group in one.optimizer.param_groups:
             assert all(own[n] is p for n, p in zip(group["param_names"], group["params"], strict=True))
     refusal(lambda: mu.trainers.groups_for(model, run.optimizer.state_dict()), "state.no_names")
+
+
+def test_groups_are_not_read_from_other_places(tmp_path):
+    """Control: what the remedy for a saved state says."""
+    make = lambda n: nn.Sequential(nn.Linear(3, n), nn.Tanh(), nn.Linear(n, 1))  # noqa: E731
+    base = make(4)
+    wide = mu.grow(mu.Run(base, torch.optim.AdamW(base.parameters())), lambda: make(8))
+    torch.save({"optimizer": wide.optimizer.state_dict()}, saved := tmp_path / "run.pt")
+    for place, remedy in ((saved, "torch.load("), (str(tmp_path), "optimizer_in_units")):
+        error = refusal(partial(mu.trainers.groups_for, wide.model, place), "state.not_universal")
+        assert remedy in error.faults[0].remedy
+    assert len(mu.trainers.groups_for(wide.model, torch.load(saved)["optimizer"])) > 1
 
 
 class Trainer:

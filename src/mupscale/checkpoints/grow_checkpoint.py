@@ -72,7 +72,8 @@ def grow_checkpoint(
         seed: The number on which all noise depends.
         dtype: The dtype in which weights are stored; by default the base's.
         with_state: Whether the state of a Trainer next to the weights is carried.
-        optimizer_class: The class that left this state, such as "torch.optim.AdamW", where the file does not tell.
+        optimizer_class: The class that left this state, such as "torch.optim.AdamW", where the file does not tell. Of several optimizers
+            it is the class of all.
         batch_file: Inputs whose loss is measured before and after noise, as safetensors or JSON by argument name. Without it
             the model writes text itself.
         threads: How many threads write.

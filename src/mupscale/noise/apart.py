@@ -101,9 +101,14 @@ def kept_tokens(plan: Plan, base: nn.Module, wide: nn.Module, call: Call) -> dic
 
 
 def moved_tokens(plan: Plan, base: nn.Module, wide: nn.Module, call: Call) -> bool:
-    """Whether a token was seen that goes to other experts in the wide model, so that other vectors may show what these do not."""
-    kept = share_kept(plan, base, wide, call) if plan.parts_tokens else None
-    return kept is not None and kept < 1
+    """Whether a token may go to other experts in the wide model, so that other vectors may show what these do not.
+
+    A router that chooses without `topk` shows no tokens, so one of them may.
+    """
+    if not plan.parts_tokens:
+        return False
+    kept = share_kept(plan, base, wide, call)
+    return kept is None or kept < 1
 
 
 def _times(std: object) -> float:

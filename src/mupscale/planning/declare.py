@@ -55,12 +55,15 @@ class Declared:
         Args:
             base: The base on one rank.
             wide: The wide model on one rank.
-            **more: Further declarations: roles, folds, plus_one.
+            **more: Further declarations: roles, layouts of other tensors, folds, plus_one.
 
         Raises:
             MupscaleError: If heads or groups have other sizes in the wide model.
         """
-        return cls(layouts=megatron_layouts(base, wide), **more)
+        found, own = megatron_layouts(base, wide), more.pop("layouts", {})
+        remedy = 'write layouts={"<name>": 8}'
+        raise_faults("these declarations cannot be read", wrong_kind("layouts", own, Mapping, remedy))
+        return cls(layouts={**found, **own}, **more)
 
     @property
     def any(self) -> bool:

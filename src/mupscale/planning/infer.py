@@ -7,13 +7,13 @@ gradient identity decides. A plan that passes is exact for these models; one tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from ..arguments import shown, wrong_function
+from ..arguments import shown, wrong_function, wrong_whole
 from ..errors import Fault, MupscaleError, raise_faults
 from ..models.build import Make, build
 from ..models.dropout import without_dropout
@@ -57,7 +57,7 @@ def infer_plan(
     declared: Declared | None = None,
     by: By = "copies",
     order: Orders | None = None,
-    experts: tuple[int, int] | None = None,
+    experts: Sequence[int] | None = None,
     groups: int = 1,
 ) -> Plan:
     """Find the plan from a model to a larger one; with a loss, the plan is measured and exact for these models.
@@ -96,14 +96,15 @@ def infer_plan(
     """
     checked = sound(declared)
     measure = measured_with(loss, example_inputs)
-    if experts is not None:
+    number = _more(experts, groups)
+    if number is not None:
         if measure is not None or order is not None or checked.any or by != "copies":
             what = "a plan for more experts follows from their number alone"
             remedy = "leave out loss, example_inputs, order, declared and by; pass the loss to upscale, and grow the width with a second plan"
             raise MupscaleError(
                 "these experts cannot be planned", [Fault("experts.planned_alone", "experts", what, remedy)]
             )
-        return more_experts_plan(_built(base, seed=0), _built(wide, seed=0), experts, groups)
+        return more_experts_plan(_built(base, seed=0), _built(wide, seed=0), number, groups)
     if order is not None:
         if measure is None or checked.any or by != "copies":
             what = "new blocks are found by a measurement at one width"
@@ -115,6 +116,25 @@ def infer_plan(
     if measure is not None:
         return find_plan(base, wide, measure, checked, Ways(by)).plan
     return plan_of_shapes(base, wide, Ways(by), checked)
+
+
+def _more(experts: Sequence[int] | None, groups: int) -> tuple[int, int] | None:
+    """How many experts there are before and after; raises unless these are two numbers, and groups come with them."""
+    faults = wrong_whole("groups", groups, least=1)
+    if experts is None:
+        if not faults and groups != 1:
+            what = f"groups={groups} says how experts stand, and experts= does not say how many there are"
+            remedy = f"write experts=({2 * groups}, {4 * groups}), groups={groups}, for example, or leave out groups"
+            faults = [Fault("argument.groups_without_experts", "groups", what, remedy)]
+        raise_faults("these experts cannot be planned", faults)
+        return None
+    pair = tuple(experts) if isinstance(experts, (tuple, list)) else ()
+    if len(pair) != 2 or any(wrong_whole("experts", n, least=1) for n in pair) or pair[0] > pair[1]:
+        found = repr(experts) if pair and all(isinstance(n, int) for n in pair) else shown(experts)
+        what = f"it is {found}, expected two whole numbers: the experts before, and as many or more after"
+        faults += [Fault("argument.not_two_numbers", "experts", what, "write experts=(4, 8), for example")]
+    raise_faults("these experts cannot be planned", faults)
+    return pair[0], pair[1]
 
 
 def plan_of_shapes(base: Make, wide: Make, ways: Ways, declared: Declared = _UNDECLARED) -> Plan:

@@ -20,7 +20,7 @@ expert 0. So the loss moves by what tokens near the hyperplane d x = 0 lose.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
@@ -140,11 +140,33 @@ def _refuse_two_routers(tensors: Mapping[str, TensorPlan]) -> None:
     for owner in stacks:
         beside = [name for name in scores if _owner(name) == owner]
         inside = [name for name in scores if name.startswith(owner and f"{owner}.") and name not in beside]
-        near = (parent := _owner(owner)) and f"{parent}."
-        around = [name for name in scores if owner and _owner(name) not in stacks and name.startswith(near)]
+        near = _mixture_of(owner, stacks)
+        around = [
+            name
+            for name in scores
+            if (own := _owner(name)) not in stacks and (_is_in(name, near) or _is_in(owner, _owner(own)))
+        ]
         if beside and (inside or around or len(beside) > 1):
             faults += [Fault("experts.bias_or_router", name, what, remedy) for name in beside]
     raise_faults("this model cannot get more experts like that", faults)
+
+
+def _mixture_of(owner: str, stacks: Set[str]) -> str:
+    """The largest module around stacked weights that holds those of no other mixture.
+
+    >>> _mixture_of("layers.0.moe.experts.bank", {"layers.0.moe.experts.bank", "layers.1.moe.experts.bank"})
+    'layers.0'
+    """
+    near = _owner(owner) or owner
+    others = [other for other in stacks if not _is_in(other, near)]
+    while near and not any(_is_in(other, _owner(near)) for other in others):
+        near = _owner(near)
+    return near
+
+
+def _is_in(name: str, module: str) -> bool:
+    """Whether a module holds what has this name, or is it; all modules are in the one without a name."""
+    return f"{name}.".startswith(module and f"{module}.")
 
 
 def _owner(name: str) -> str:

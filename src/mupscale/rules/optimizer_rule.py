@@ -167,21 +167,21 @@ class OptimizerRule:
             rows: The rows by the value that chooses them.
 
         Raises:
-            MupscaleError: If one of the rows is no `OptimizerRule`.
+            MupscaleError: If the key is no string, there are no rows, or one of them is no `OptimizerRule`.
 
         >>> adam = OptimizerRule(lr=W, hyper={"eps": G}, state={"exp_avg": G, "exp_avg_sq": G**2})
         >>> sign = OptimizerRule(lr=W, state={"momentum": G})
         >>> str(OptimizerRule.by_key("kind", {"adam": adam, "sign": sign}).row({"kind": "adam"}, 2).hyper["eps"])
         'G'
         """
-        raise_faults(
-            "these are no rows",
-            [
-                f
-                for v, r in rows.items()
-                for f in wrong_kind(repr(v), r, OptimizerRule, "write OptimizerRule(…)")
-            ],
-        )
+        remedy = 'write by_key("kind", {"adam": OptimizerRule(…)}), for example'
+        faults = wrong_kind("key", key, str, remedy) + wrong_kind("rows", rows, Mapping, remedy)
+        if isinstance(rows, Mapping):
+            for value, row in rows.items():
+                faults += wrong_kind(repr(value), row, OptimizerRule, "write OptimizerRule(…)")
+            if not rows:
+                faults += [Fault("argument.no_rows", "rows", "it is empty, expected one row or more", remedy)]
+        raise_faults("these are no rows", faults)
         every = [leaf for row in rows.values() for leaf in row.every_row]
         state = {k: v for row in every for k, v in row.state.items()}
         own = {value: _chosen_by(key, row) for value, row in rows.items()}
@@ -250,14 +250,18 @@ class OptimizerRule:
             value: Any = dimensions
         else:
             value = group[self.by] if self.by in group else (state or {}).get(self.by)
-        if value not in self.rows:
+        try:
+            chosen = self.rows.get(value)
+        except TypeError:  # a list, for example, has no hash and is no key
+            chosen = None
+        if chosen is None:
             found = f"{value} dimensions" if self.by == DIMENSIONS else f"{self.by} = {value!r}"
             raise MupscaleError(
                 f"a tensor has {found}, and the optimizer has rows for {', '.join(map(repr, self.rows))}; register "
                 "it with a row for this value in by_key",
                 code="optimizer.no_row_for_value",
             )
-        return self.rows[value].row(group, dimensions, state)
+        return chosen.row(group, dimensions, state)
 
 
 DIMENSIONS = "its number of dimensions"

@@ -16,10 +16,14 @@ def _is_at(place: Location) -> bool:
 def _grow(asked: Asked) -> dict[str, str]:
     from .grow import grow_lightning_checkpoint
 
-    classes = None if asked.optimizer_class is None else [asked.optimizer_class]
     base, out = Path(str(asked.base)), Path(str(asked.out))
     grow_lightning_checkpoint(
-        base, out, plan=asked.plan, noise=asked.noise, seed=asked.seed, optimizer_classes=classes
+        base,
+        out,
+        plan=asked.plan,
+        noise=asked.noise,
+        seed=asked.seed,
+        optimizer_classes=asked.optimizer_class,
     )
     return {}
 

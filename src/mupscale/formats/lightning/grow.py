@@ -47,7 +47,7 @@ def grow_lightning_checkpoint(
     plan: Plan,
     noise: Noise | None = None,
     seed: int = 0,
-    optimizer_classes: Sequence[str | None] | None = None,
+    optimizer_classes: Sequence[str | None] | str | None = None,
     prefix: str | None = None,
     names: Sequence[Names] | None = None,
     prove: bool = True,
@@ -64,7 +64,7 @@ def grow_lightning_checkpoint(
         plan: The plan from the base to the wide model.
         noise: What parts copies or wakes new units. Without it the result trains exactly like the base.
         seed: The number on which the noise depends.
-        optimizer_classes: The full name of each optimizer's class, or None where what it keeps tells.
+        optimizer_classes: The full name of each optimizer's class, or None where what it keeps tells. One name stands for all.
         prefix: What the LightningModule puts before the plan's names. By default the one under which the file has all parameters of
             the plan; `self.model = …` gives "model.".
         names: For every optimizer its parameters' names, group by group. Needed unless it was made from `self.parameters()` or
@@ -109,13 +109,11 @@ def grow_lightning_checkpoint(
         direction = Direction(whole, noise=_Prefixed(found, before))
         noise_settings = {"noise": {"kind": type(noise).__name__, **found.as_json()}, "seed": seed}
     wide = {**checkpoint, _WEIGHTS: carry_tensors(weights, direction), _STATES: []}
-    for i, state in enumerate(checkpoint[_STATES]):
-        members = named_parameters(weights, whole) if names is None else names[i]
-        rule = (
-            None
-            if optimizer_classes is None or optimizer_classes[i] is None
-            else rule_for(str(optimizer_classes[i]), rules=rules)
-        )
+    classes = _for_each(optimizer_classes, checkpoint[_STATES], "optimizer_classes")
+    every = _for_each(names, checkpoint[_STATES], "names")
+    for i, (state, name, own) in enumerate(zip(checkpoint[_STATES], classes, every, strict=True)):
+        members = named_parameters(weights, whole) if own is None else own
+        rule = None if name is None else rule_for(str(name), rules=rules)
         wide[_STATES].append(_widened(state, direction, members, rule, f"optimizer {i}", rules))
     since = plan if early is None else early.then(plan)
     wide[KEY] = record_of((plan, since), history.grown(Growth.by(plan, early, **noise_settings)))
@@ -123,6 +121,22 @@ def grow_lightning_checkpoint(
     with os_errors(out):
         torch.save(wide, partial)
         os.replace(partial, out)
+
+
+def _for_each(given: Sequence[Any] | str | None, states: Sequence[Any], where: str) -> list[Any]:
+    """What was given for each optimizer: a list as it is, and one name or nothing for all of them.
+
+    >>> _for_each("torch.optim.SGD", [{}, {}], "optimizer_classes"), _for_each(None, [{}], "names")
+    (['torch.optim.SGD', 'torch.optim.SGD'], [None])
+    """
+    if given is None or isinstance(given, str):
+        return [given] * len(states)
+    if len(given) != len(states):
+        what = f"{len(given)} for {len(states)} optimizers in the checkpoint"
+        remedy = "list one for each optimizer, in the order in which configure_optimizers returns them"
+        fault = Fault("lightning.other_number_of_optimizers", where, what, remedy)
+        raise MupscaleError("this checkpoint cannot be widened", [fault])
+    return list(given)
 
 
 def _prefix(weights: Mapping[str, Tensor], plan: Plan) -> str:

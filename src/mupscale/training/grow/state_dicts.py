@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from ...arguments import wrong_kind, wrong_list
 from ...errors import Fault, MupscaleError, raise_faults
+from ...files.elsewhere import UNIVERSAL_LATEST, is_universal
 from ...files.pickles.torch_settings import universal_settings
+from ...files.strict import printable
 from ...models.names import named_tensors, resolve
 from ...optimizers.carry import carry_optimizer, made
 from ...optimizers.named import NamedGroup
@@ -187,7 +189,7 @@ def groups_for(model: nn.Module, state: Mapping[str, Any] | Location | str) -> l
         The groups, to build the optimizer from.
 
     Raises:
-        MupscaleError: If the groups have no names, or the model lacks one of the parameters.
+        MupscaleError: If there is no such checkpoint, the groups have no names, or the model lacks one of the parameters.
 
     >>> import torch
     >>> from mupscale.plans import plan_between
@@ -201,7 +203,7 @@ def groups_for(model: nn.Module, state: Mapping[str, Any] | Location | str) -> l
     """
     parameters = {name: t for name, kind, t in named_tensors(model) if kind == "parameter"}
     if isinstance(state, str | Path | Url):
-        state = universal_settings(location(state))
+        state = _settings_in(location(state))
     groups = []
     saved = state.get("param_groups", [{}]) if isinstance(state, Mapping) else [{}]
     if not all("param_names" in group for group in saved):
@@ -223,6 +225,20 @@ def groups_for(model: nn.Module, state: Mapping[str, Any] | Location | str) -> l
         settings = {k: v for k, v in group.items() if k not in ("params", "param_names")}
         groups.append({**settings, "params": [(n, parameters[n]) for n in group["param_names"]]})
     return groups
+
+
+def _settings_in(place: Location) -> Mapping[str, Any]:
+    """The groups that a universal checkpoint holds; raises for any other place, and says how to read what may lie there."""
+    if is_universal(place):
+        return universal_settings(place)
+    shown = printable(str(place))
+    what = f"it has no {UNIVERSAL_LATEST}, expected a universal checkpoint of DeepSpeed"
+    remedy = (
+        f'pass the state dict in it, as groups_for(model, torch.load("{shown}")["optimizer"])'
+        if isinstance(place, Path) and place.is_file()
+        else f'for a grown Hugging Face directory write mu.trainers.optimizer_in_units(model, "{shown}", torch.optim.AdamW, lr=0.1)'
+    )
+    raise MupscaleError("no groups are read here", [Fault("state.not_universal", shown, what, remedy)])
 
 
 def _at_its_rate(group: NamedGroup) -> NamedGroup:

@@ -412,8 +412,12 @@ def _over_ranks(part: Tensor, mesh: Any, p: float) -> Tensor:
     return torch.where(values[1] > 0, nan, values[0]) if p == inf else values
 
 
-def _clip_norm(named: Named, plan: Plan, max_norm: float, p: float, scales: Scales | None = None) -> Tensor:
+def _clip_norm(
+    named: Named, plan: Plan, max_norm: float | Tensor, p: float, scales: Scales | None = None
+) -> Tensor:
     total = _norm(named, plan, p, scales)
+    if not isinstance(max_norm, Tensor) and max_norm == inf:
+        return total  # where the norm overflows, the factor would be inf / inf
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)  # torch's formula: both clip alike at the reference
     with torch.no_grad():
         for _, grad in _with_grad(named, plan):
