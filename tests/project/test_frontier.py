@@ -141,8 +141,8 @@ def test_a_family_pays_for_a_common_way_once(share):
     made, known = STUDIES["mlp"].trainer(), STUDIES["mlp"].trainer().known
     small = family.independent(known, HERE)[0].chosen
     middle, large = (arm.chosen for arm in family.grown(known, HERE, share))
-    assert None not in (small, middle, large)
-    phases = [made.phase(spec) for spec in (small, middle, large)]
+    phases = [made.phase(spec) for spec in (small, middle, large) if spec is not None]
+    assert len(phases) == 3
     assert [phase.begins for phase in phases] == pytest.approx([0.0, 0.25, 0.25], abs=1e-4)
     own = [phase.steps * phase.flops for phase in phases]
     alone = sum(HERE.flops(HERE.family.units * 2**i) for i in range(3))
