@@ -32,6 +32,7 @@ def load_universal_(engine: Any, wide: Location | str) -> Any:
         MupscaleError: If it is no engine, its config does not enable universal checkpoints, or its groups are others.
 
     >>> import mupscale as mu
+    >>> from torch import nn
     >>> try:
     ...     load_universal_(nn.Linear(2, 2), "./wide")
     ... except mu.MupscaleError as error:
